@@ -1,0 +1,344 @@
+"""What crosses the border between the engine and everyone else.
+
+Frozen, tensor-free values only: a request goes in, events come out, and exactly one of them, the last, is terminal
+(`Finished` or `Failed`). Nothing here knows models, devices or HTTP.
+"""
+
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import Union
+
+from ragflash.errors import InputError, RagflashError
+
+
+class SegmentKind(StrEnum):
+    """Role of a run of text in a prompt; prompts are ordered as listed here."""
+
+    RULES = "rules"
+    DOCUMENT = "document"
+    CONVERSATION = "conversation"
+    QUESTION = "question"
+
+
+@dataclass(frozen=True, slots=True)
+class Span:
+    """A run of source text inside a segment.
+
+    Attributes:
+        source_id: Document that the text comes from.
+        source_start: Character offset in the document's stored text.
+        start: Character offset in the segment's text.
+        length: Number of characters; text and source are equal over it.
+    """
+
+    source_id: str
+    source_start: int
+    start: int
+    length: int
+
+
+@dataclass(frozen=True, slots=True)
+class TextSegment:
+    """A run of prompt text that is cached, or not, as one.
+
+    Attributes:
+        spans: The parts that are copied from documents, in order of `start`; the rest is our own wording.
+    """
+
+    kind: SegmentKind
+    text: str
+    spans: tuple[Span, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class ChatMessage:
+    """One turn; `role` is `system`, `user` or `assistant`."""
+
+    role: str
+    segments: tuple[TextSegment, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class SamplingParams:
+    """How the next token is chosen; the defaults are greedy.
+
+    Attributes:
+        temperature: 0 is greedy.
+        top_k: 0 is off.
+        top_p: In (0, 1]; 1 is off.
+        min_p: In [0, 1); 0 is off.
+        repetition_penalty: Over prompt and output, 1 is off.
+        presence_penalty: Over the output, 0 is off.
+        frequency_penalty: Over the output, 0 is off.
+        seed: Same seed, same draws, whatever else runs beside; `None` draws one.
+    """
+
+    temperature: float = 0.0
+    top_k: int = 0
+    top_p: float = 1.0
+    min_p: float = 0.0
+    repetition_penalty: float = 1.0
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    seed: int | None = None
+
+    def __post_init__(self) -> None:
+        """Raise `InputError` for a value outside its range."""
+        checks = {
+            "temperature": 0.0 <= self.temperature <= 100.0,
+            "top_k": self.top_k >= 0,
+            "top_p": 0.0 < self.top_p <= 1.0,
+            "min_p": 0.0 <= self.min_p < 1.0,
+            "repetition_penalty": 0.0 < self.repetition_penalty <= 100.0,
+            "presence_penalty": -2.0 <= self.presence_penalty <= 2.0,
+            "frequency_penalty": -2.0 <= self.frequency_penalty <= 2.0,
+        }
+        for name, holds in checks.items():
+            if not holds:
+                raise InputError(f"{name} = {getattr(self, name)} is out of range")
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """The output is exactly one of `texts`."""
+
+    texts: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class QuoteFrom:
+    """The output is a contiguous run of the prompt's text from these sources.
+
+    It starts where one of `ranges` starts and ends where one ends, when given; otherwise at any token.
+
+    Attributes:
+        source_ids: Documents that may be quoted; only their spans in the prompt count.
+        min_tokens: The quote does not end before that many tokens.
+        max_tokens: The quote ends at the latest there, at a permitted end where one is in reach.
+        ranges: `(source_id, start, end)` in document characters, e.g. sentences: a quote runs from the start of one to the
+            end of the same or a later one of the same source.
+    """
+
+    source_ids: tuple[str, ...]
+    min_tokens: int = 4
+    max_tokens: int = 160
+    ranges: tuple[tuple[str, int, int], ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Free:
+    """Free text up to `until` (which is emitted too), or to the end of the output when `until` is empty.
+
+    Attributes:
+        max_tokens: Free text is cut there and the next constraint begins; 0 is no limit.
+    """
+
+    until: str = ""
+    max_tokens: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Literal:
+    """The output is exactly `text`; costs a KV fill and no decision."""
+
+    text: str
+
+
+Constraint = Union[Choice, QuoteFrom, Free, Literal, tuple["Constraint", ...]]
+
+
+class DraftMode(StrEnum):
+    """Which drafter may propose tokens."""
+
+    AUTO = "auto"
+    OFF = "off"
+
+
+@dataclass(frozen=True, slots=True)
+class GenerateRequest:
+    """Ask for a continuation.
+
+    Attributes:
+        id: Unique among the requests in flight.
+        messages: Rendered with the model's chat template; a generation prompt is added.
+        namespace: Cached segments are shared among requests of one namespace only (a collection id).
+        max_tokens: At most that many output tokens; clamped to what the context leaves.
+        stop: The text ends before the first occurrence of any of these.
+        constraint: `None` is free text.
+        cache: Whether segments of this prompt are kept for later requests.
+    """
+
+    id: str
+    messages: tuple[ChatMessage, ...]
+    namespace: str = ""
+    max_tokens: int = 256
+    stop: tuple[str, ...] = ()
+    sampling: SamplingParams = field(default_factory=SamplingParams)
+    constraint: Constraint | None = None
+    draft: DraftMode = DraftMode.AUTO
+    cache: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class ScoreRequest:
+    """Ask for the log-probability of each continuation after one prompt.
+
+    Every target is appended as plain text to the prompt (messages rendered with a generation prompt) and scored apart;
+    the prompt is prefilled once. One `Scored` event, then `Finished`.
+    """
+
+    id: str
+    messages: tuple[ChatMessage, ...]
+    targets: tuple[str, ...]
+    namespace: str = ""
+    cache: bool = False
+
+
+Request = GenerateRequest | ScoreRequest
+
+
+class FinishReason(StrEnum):
+    """Why the output ended."""
+
+    STOP = "stop"
+    LENGTH = "length"
+    CONSTRAINT = "constraint"
+    SCORED = "scored"
+
+
+class CacheMiss(StrEnum):
+    """Why no stored segment, or not a longer run of them, was used."""
+
+    NONE_STORED = "none_stored"
+    PREFIX_DIFFERS = "prefix_differs"
+    DISABLED = "disabled"
+    EVICTED = "evicted"
+
+
+@dataclass(frozen=True, slots=True)
+class Usage:
+    """Token counts of one request; `cached_tokens` are those of the prompt whose prefill was skipped."""
+
+    prompt_tokens: int
+    completion_tokens: int
+    cached_tokens: int
+
+
+@dataclass(frozen=True, slots=True)
+class Timings:
+    """Where the time of one request went.
+
+    Attributes:
+        queue_ms: From submission to admission.
+        prompt_n: Prompt tokens that were computed.
+        cache_n: Prompt tokens that were not.
+        prompt_ms: From admission to the first sampled token.
+        predicted_n: Output tokens.
+        predicted_ms: From the first sampled token to the last.
+        ttft_ms: From submission to the first sampled token.
+        draft_n: Drafted tokens.
+        draft_n_accepted: Drafted tokens that were accepted.
+        forward_rows: Rows that went through the model for this request.
+    """
+
+    queue_ms: float
+    prompt_n: int
+    cache_n: int
+    prompt_ms: float
+    predicted_n: int
+    predicted_ms: float
+    ttft_ms: float
+    draft_n: int
+    draft_n_accepted: int
+    forward_rows: int
+
+    @property
+    def predicted_per_second(self) -> float:
+        """Output tokens a second of decoding; 0 when nothing was decoded."""
+        return 1000.0 * self.predicted_n / self.predicted_ms if self.predicted_ms > 0 else 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class PrefillProgress:
+    """`done` of `total` prompt tokens are in the cache."""
+
+    request_id: str
+    done: int
+    total: int
+
+
+@dataclass(frozen=True, slots=True)
+class Delta:
+    """New text; the texts of all deltas joined are the output, and each is valid Unicode."""
+
+    request_id: str
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class QuoteSpan:
+    """A run of the output that a `QuoteFrom` constraint produced: output characters and the source they copy."""
+
+    start: int
+    end: int
+    source_id: str
+    source_start: int
+    source_end: int
+
+
+@dataclass(frozen=True, slots=True)
+class Scored:
+    """Per target: summed log-probability (nats) and number of tokens."""
+
+    request_id: str
+    logprobs: tuple[float, ...]
+    num_tokens: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Finished:
+    """Terminal: the request is done and `text` is the whole output."""
+
+    request_id: str
+    text: str
+    token_ids: tuple[int, ...]
+    reason: FinishReason
+    usage: Usage
+    timings: Timings
+    miss_reason: CacheMiss | None
+    quotes: tuple[QuoteSpan, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Failed:
+    """Terminal: the request ended by an error."""
+
+    request_id: str
+    error: RagflashError
+
+
+Event = PrefillProgress | Delta | Scored | Finished | Failed
+
+
+@dataclass(frozen=True, slots=True)
+class EngineInfo:
+    """What a reply says about the engine that made it.
+
+    Attributes:
+        model: File name of the model.
+        model_hash: SHA-256 of the file.
+        architecture: As in GGUF `general.architecture`.
+        weights: Quantisation of most weights, e.g. `Q4_1`.
+        compute_dtype: e.g. `bfloat16`.
+        kv_format: Of K and V pages.
+        context_tokens: Longest prompt and output together.
+    """
+
+    model: str
+    model_hash: str
+    architecture: str
+    weights: str
+    compute_dtype: str
+    kv_format: str
+    context_tokens: int
+    device: str

@@ -1,0 +1,81 @@
+"""What the engine asks of a model, whatever its architecture.
+
+`forward` computes rows and writes their keys and values after each sequence's committed length, and changes nothing else;
+only `commit` makes rows part of a sequence. Prefill, decode and draft verification are the same call with other row counts.
+"""
+
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+
+from ragflash.kvcache.pages import KVLayout, PagePool
+
+
+@dataclass(frozen=True, slots=True)
+class SequenceRows:
+    """The rows of one sequence in a batch.
+
+    Attributes:
+        slot: Recurrent-state slot of the sequence; fixed while it lives.
+        num_rows: Query rows, >= 1.
+        committed: Tokens of the sequence before its first row.
+        pages: KV page numbers in order; they cover `committed + num_rows` tokens.
+        logit_rows: Rows (0-based, within this sequence) whose logits are wanted, ascending.
+    """
+
+    slot: int
+    num_rows: int
+    committed: int
+    pages: tuple[int, ...]
+    logit_rows: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class ForwardBatch:
+    """Rows of all sequences of a step, one after the other.
+
+    Attributes:
+        token_ids: `[N]` int64.
+        positions: `[N]` int64, `committed + row` for a chain.
+        sequences: In row order; `sum(num_rows) == N`.
+    """
+
+    token_ids: torch.Tensor
+    positions: torch.Tensor
+    sequences: tuple[SequenceRows, ...]
+
+
+class Model(Protocol):
+    """One loaded model. Called from the worker thread only."""
+
+    @property
+    def vocab_size(self) -> int:
+        """Width of the logits."""
+
+    @property
+    def context_tokens(self) -> int:
+        """Longest sequence that the model was trained for."""
+
+    @property
+    def kv_layout(self) -> KVLayout:
+        """Shape of its KV pages; zero layers when it has no attention."""
+
+    @property
+    def is_recurrent(self) -> bool:
+        """Whether slots carry state that pages do not hold."""
+
+    def forward(self, batch: ForwardBatch, pages: PagePool) -> torch.Tensor:
+        """Return f32 logits `[R, V]` of all wanted rows, in batch order, after writing every row's K and V."""
+
+    def commit(self, slot: int, num_rows: int) -> None:
+        """Make the first `num_rows` rows that the last `forward` computed for `slot` part of its state."""
+
+    def reset(self, slot: int) -> None:
+        """Put a slot into the state of an empty sequence."""
+
+    def snapshot(self, slot: int) -> tuple[torch.Tensor, ...]:
+        """Copy a slot's recurrent state; empty when the model has none."""
+
+    def restore(self, slot: int, state: tuple[torch.Tensor, ...]) -> None:
+        """Set a slot's recurrent state from `snapshot`."""
