@@ -1,0 +1,181 @@
+"""The contract of stored prompt segments: runs of tokens whose keys and values can be used again.
+
+A segment is reused only when its own tokens and those of every segment before it equal the request's, in the same
+namespace and under the same identity (model, formats, template). Prompts are thus cut where reuse may end.
+"""
+
+import hashlib
+from array import array
+from collections.abc import Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Protocol
+
+from ragflash.kvcache.table import PageCopy, PageTable
+
+ROOT_KEY = b""
+
+
+class MissReason(StrEnum):
+    """Why no stored segment, or not a longer run of them, fits a prompt."""
+
+    NONE_STORED = "none_stored"
+    PREFIX_DIFFERS = "prefix_differs"
+    EVICTED = "evicted"
+
+
+def segment_key(
+    parent_key: bytes, token_ids: Sequence[int], identity: str, namespace: str
+) -> bytes:
+    """Return the SHA-256 that names a segment: its tokens, all before them, and what they mean.
+
+    Every part is preceded by its length, so that no two inputs are hashed alike.
+    """
+    digest = hashlib.sha256()
+    tokens = array("q", token_ids).tobytes()
+    for part in (parent_key, identity.encode(), namespace.encode(), tokens):
+        digest.update(len(part).to_bytes(8, "little"))
+        digest.update(part)
+    return digest.digest()
+
+
+@dataclass(frozen=True, slots=True)
+class StoredSegment:
+    """A segment whose keys and values are kept.
+
+    Attributes:
+        key: `segment_key` of it.
+        parent: Key of the segment before it, `ROOT_KEY` at the start of a prompt.
+        num_tokens: Its own tokens.
+        end: Tokens from the start of the prompt to its end.
+        pages: They hold tokens `0 … end - 1`; a partial last page is a copy that belongs to the segment alone.
+        state: Recurrent state after its last token, as the model's `snapshot` gave it.
+        source_ids: Documents whose text it or a segment before it holds.
+    """
+
+    key: bytes
+    parent: bytes
+    num_tokens: int
+    end: int
+    pages: tuple[int, ...]
+    state: tuple[object, ...]
+    source_ids: frozenset[str]
+
+
+@dataclass(frozen=True, slots=True)
+class SegmentHit:
+    """The longest stored run of whole segments that a prompt starts with.
+
+    Attributes:
+        segment: The last of the run.
+        num_segments: Segments in the run, at least 1.
+        reason: Why the run is not longer; `None` when it is the whole prompt.
+    """
+
+    segment: StoredSegment
+    num_segments: int
+    reason: MissReason | None
+
+
+@dataclass(frozen=True, slots=True)
+class SegmentMiss:
+    """Not even the first segment is stored."""
+
+    reason: MissReason
+
+
+@dataclass(frozen=True, slots=True)
+class OpenSegment:
+    """A stored segment in use by one sequence; it is not evicted until `SegmentStore.close`.
+
+    Attributes:
+        segment: What was opened.
+        table: The sequence's own table of `segment.end` committed tokens; the sequence releases it.
+        copy: To be carried out before `table` is read or written.
+        state: For the model's `restore`.
+    """
+
+    segment: StoredSegment
+    table: PageTable
+    copy: PageCopy | None
+    state: tuple[object, ...]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class PendingSegment:
+    """A segment that is being stored and that no lookup finds yet.
+
+    Attributes:
+        segment: What it will be.
+        copy: To be carried out before `SegmentStore.commit`.
+    """
+
+    segment: StoredSegment
+    copy: PageCopy | None
+
+
+class SegmentStore(Protocol):
+    """Keeps segments. Called from the worker thread only."""
+
+    def lookup(
+        self, segments: Sequence[tuple[int, ...]], *, identity: str, namespace: str
+    ) -> SegmentHit | SegmentMiss:
+        """Find the longest stored run of whole segments at the start of a prompt, comparing every token.
+
+        A hit may be the whole prompt; the caller leaves out what it must compute itself.
+        """
+
+    def open(self, hit: SegmentHit) -> OpenSegment:
+        """Give a new sequence the tokens of a hit of this step.
+
+        Evicts other segments when the copy needs a page; raises `PagesExhausted` when that does not help, and
+        `ValueError` for a segment that is no longer stored.
+        """
+
+    def close(self, opened: OpenSegment) -> None:
+        """End the use of an opened segment, once; it may have been dropped meanwhile."""
+
+    def begin(
+        self,
+        segments: Sequence[tuple[int, ...]],
+        *,
+        identity: str,
+        namespace: str,
+        table: PageTable,
+        state: tuple[object, ...],
+        source_ids: frozenset[str],
+    ) -> PendingSegment | None:
+        """Start storing the last of `segments`, a sequence's committed tokens up to its end.
+
+        Args:
+            segments: From the start of the prompt to the segment's end.
+            identity: Digest of all that keys and values depend on but tokens.
+            namespace: Who may use it.
+            table: The sequence's table, with at least as many committed tokens.
+            state: The model's snapshot at the segment's end, not later.
+            source_ids: Documents of the segment itself; those before it are added.
+
+        Returns:
+            `None` when it is stored already or a segment before it is not stored.
+
+        Raises:
+            PagesExhausted: No page is left for the copy, even after eviction.
+        """
+
+    def commit(self, pending: PendingSegment) -> None:
+        """Make a segment visible, after its copy was carried out."""
+
+    def abandon(self, pending: PendingSegment) -> None:
+        """Give back what `begin` took."""
+
+    def evict(self, num_pages: int) -> int:
+        """Drop segments, the longest unused first, until `num_pages` more pages are free; return how many became free.
+
+        Segments in use and those before others stay. Fewer pages come free when nothing more can go.
+        """
+
+    def drop_source(self, source_id: str) -> int:
+        """Forget every segment that holds or follows text of a document; return how many."""
+
+    def drop_all(self) -> int:
+        """Forget every segment; return how many."""

@@ -1,0 +1,218 @@
+"""Stored segments in memory: a radix tree over token ids whose nodes are segments.
+
+A node's key is the hash of its tokens and of all before them, so the tree needs no pointers: a prompt is looked up by
+walking its keys. A segment holds the pages of its whole prefix through a table forked from the
+sequence that computed it; a page lives as long as any segment or sequence holds it.
+"""
+
+from collections import Counter, OrderedDict
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from ragflash.kvcache.allocator import PageAllocator, PagesExhausted
+from ragflash.kvcache.segments import (
+    ROOT_KEY,
+    MissReason,
+    OpenSegment,
+    PendingSegment,
+    SegmentHit,
+    SegmentMiss,
+    StoredSegment,
+    segment_key,
+)
+from ragflash.kvcache.table import PageCopy, PageTable
+
+_EVICTED_KEYS_REMEMBERED = 4096
+
+_Place = tuple[str, str, bytes]  # identity, namespace, key of the segment before
+
+
+@dataclass(slots=True, eq=False)
+class _Node:
+    segment: StoredSegment
+    tokens: tuple[int, ...]
+    place: _Place
+    table: PageTable
+    num_open: int = 0
+
+    @property
+    def own_place(self) -> _Place:
+        """Where the segments that follow this one are."""
+        return (*self.place[:2], self.segment.key)
+
+
+class SegmentTree:
+    """A `SegmentStore` of segments whose pages are in the pool of `allocator`."""
+
+    def __init__(self, allocator: PageAllocator) -> None:
+        self._allocator = allocator
+        self._nodes: OrderedDict[bytes, _Node] = OrderedDict()  # longest unused first
+        self._pending: dict[bytes, _Node] = {}
+        self._num_following: Counter[_Place] = Counter()
+        self._evicted: OrderedDict[bytes, None] = OrderedDict()
+
+    def __len__(self) -> int:
+        """Return how many segments are stored."""
+        return len(self._nodes)
+
+    def lookup(
+        self, segments: Sequence[tuple[int, ...]], *, identity: str, namespace: str
+    ) -> SegmentHit | SegmentMiss:
+        """See `SegmentStore.lookup`."""
+        last: StoredSegment | None = None
+        for index, tokens in enumerate(segments):
+            place = (identity, namespace, last.key if last else ROOT_KEY)
+            key = segment_key(place[2], tokens, identity, namespace)
+            node = self._find(key, place, tokens)
+            if node is None:
+                reason = self._miss_reason(key, place)
+                return SegmentHit(last, index, reason) if last else SegmentMiss(reason)
+            self._nodes.move_to_end(key)
+            last = node.segment
+        if last is None:
+            return SegmentMiss(MissReason.NONE_STORED)
+        return SegmentHit(last, len(segments), None)
+
+    def open(self, hit: SegmentHit) -> OpenSegment:
+        """See `SegmentStore.open`."""
+        node = self._nodes.get(hit.segment.key)
+        if node is None or node.segment is not hit.segment:
+            raise ValueError("the segment of this hit is not stored any more")
+        node.num_open += 1
+        try:
+            table, copy = self._fork(node.table, node.segment.end)
+        except PagesExhausted:
+            node.num_open -= 1
+            raise
+        return OpenSegment(node.segment, table, copy, node.segment.state)
+
+    def close(self, opened: OpenSegment) -> None:
+        """See `SegmentStore.close`."""
+        node = self._nodes.get(opened.segment.key)
+        if node is None or node.segment is not opened.segment:
+            return
+        if node.num_open == 0:
+            raise ValueError("a segment is closed more often than it was opened")
+        node.num_open -= 1
+
+    def begin(
+        self,
+        segments: Sequence[tuple[int, ...]],
+        *,
+        identity: str,
+        namespace: str,
+        table: PageTable,
+        state: tuple[object, ...],
+        source_ids: frozenset[str],
+    ) -> PendingSegment | None:
+        """See `SegmentStore.begin`."""
+        *before, tokens = segments
+        parent: StoredSegment | None = None
+        if before:
+            hit = self.lookup(before, identity=identity, namespace=namespace)
+            if isinstance(hit, SegmentMiss) or hit.reason is not None:
+                return None
+            parent = hit.segment
+        place = (identity, namespace, parent.key if parent else ROOT_KEY)
+        key = segment_key(place[2], tokens, identity, namespace)
+        if key in self._nodes or key in self._pending:
+            return None
+        end = len(tokens) + (parent.end if parent else 0)
+        self._num_following[place] += 1  # from here on the segment before it is not evicted
+        try:
+            own_table, copy = self._fork(table, end)
+        except BaseException:
+            self._num_following[place] -= 1
+            raise
+        segment = StoredSegment(
+            key=key,
+            parent=place[2],
+            num_tokens=len(tokens),
+            end=end,
+            pages=own_table.pages,
+            state=state,
+            source_ids=source_ids | (parent.source_ids if parent else frozenset()),
+        )
+        self._pending[key] = _Node(segment, tokens, place, own_table)
+        return PendingSegment(segment, copy)
+
+    def commit(self, pending: PendingSegment) -> None:
+        """See `SegmentStore.commit`; a segment whose source was dropped meanwhile is not stored."""
+        node = self._take_pending(pending)
+        if node is not None:
+            self._nodes[node.segment.key] = node
+            self._evicted.pop(node.segment.key, None)
+
+    def abandon(self, pending: PendingSegment) -> None:
+        """See `SegmentStore.abandon`."""
+        node = self._take_pending(pending)
+        if node is not None:
+            self._forget(node)
+
+    def evict(self, num_pages: int) -> int:
+        """See `SegmentStore.evict`."""
+        free_before = self._allocator.num_free
+        while self._allocator.num_free < free_before + num_pages:
+            victim = next((n for n in self._nodes.values() if self._is_evictable(n)), None)
+            if victim is None:
+                break
+            del self._nodes[victim.segment.key]
+            self._forget(victim)
+            self._evicted[victim.segment.key] = None
+            if len(self._evicted) > _EVICTED_KEYS_REMEMBERED:
+                self._evicted.popitem(last=False)
+        return self._allocator.num_free - free_before
+
+    def drop_source(self, source_id: str) -> int:
+        """See `SegmentStore.drop_source`."""
+        return self._drop([n for n in self._all() if source_id in n.segment.source_ids])
+
+    def drop_all(self) -> int:
+        """See `SegmentStore.drop_all`."""
+        self._evicted.clear()
+        return self._drop(self._all())
+
+    def _find(self, key: bytes, place: _Place, tokens: tuple[int, ...]) -> _Node | None:
+        """Return the node of a key if it holds what the key stands for; equal hashes alone prove nothing."""
+        node = self._nodes.get(key)
+        return node if node and node.place == place and node.tokens == tokens else None
+
+    def _miss_reason(self, key: bytes, place: _Place) -> MissReason:
+        if key in self._evicted:
+            return MissReason.EVICTED
+        if self._num_following[place] > 0:
+            return MissReason.PREFIX_DIFFERS
+        return MissReason.NONE_STORED
+
+    def _is_evictable(self, node: _Node) -> bool:
+        return node.num_open == 0 and self._num_following[node.own_place] == 0
+
+    def _fork(self, table: PageTable, length: int) -> tuple[PageTable, PageCopy | None]:
+        try:
+            return table.fork(length)
+        except PagesExhausted as error:
+            if self.evict(error.wanted - error.free) == 0:
+                raise
+            return table.fork(length)
+
+    def _all(self) -> list[_Node]:
+        return [*self._nodes.values(), *self._pending.values()]
+
+    def _drop(self, nodes: list[_Node]) -> int:
+        for node in nodes:
+            self._nodes.pop(node.segment.key, None)
+            self._pending.pop(node.segment.key, None)
+            self._forget(node)
+        return len(nodes)
+
+    def _take_pending(self, pending: PendingSegment) -> _Node | None:
+        node = self._pending.get(pending.segment.key)
+        if node is None or node.segment is not pending.segment:
+            return None
+        return self._pending.pop(node.segment.key)
+
+    def _forget(self, node: _Node) -> None:
+        node.table.release()
+        self._num_following[node.place] -= 1
+        if self._num_following[node.place] == 0:
+            del self._num_following[node.place]
