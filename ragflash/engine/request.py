@@ -1,6 +1,7 @@
 """What crosses the border between the engine and everyone else.
 
-Frozen, tensor-free values only: a request goes in, events come out, and exactly one of them, the last, is terminal
+Frozen, tensor-free values only: a request goes in, events come out, and exactly one of them, the
+last, is terminal
 (`Finished` or `Failed`). Nothing here knows models, devices or HTTP.
 """
 
@@ -42,7 +43,8 @@ class TextSegment:
     """A run of prompt text that is cached, or not, as one.
 
     Attributes:
-        spans: The parts that are copied from documents, in order of `start`; the rest is our own wording.
+        spans: The parts that are copied from documents, in order of `start`; the rest is our own
+            wording.
     """
 
     kind: SegmentKind
@@ -109,13 +111,15 @@ class Choice:
 class QuoteFrom:
     """The output is a contiguous run of the prompt's text from these sources.
 
-    It starts where one of `ranges` starts and ends where one ends, when given; otherwise at any token.
+    It starts where one of `ranges` starts and ends where one ends, when given; otherwise at any
+    token.
 
     Attributes:
         source_ids: Documents that may be quoted; only their spans in the prompt count.
         min_tokens: The quote does not end before that many tokens.
         max_tokens: The quote ends at the latest there, at a permitted end where one is in reach.
-        ranges: `(source_id, start, end)` in document characters, e.g. sentences: a quote runs from the start of one to the
+        ranges: `(source_id, start, end)` in document characters, e.g. sentences: a quote runs from
+            the start of one to the
             end of the same or a later one of the same source.
     """
 
@@ -127,7 +131,7 @@ class QuoteFrom:
 
 @dataclass(frozen=True, slots=True)
 class Free:
-    """Free text up to `until` (which is emitted too), or to the end of the output when `until` is empty.
+    """Free text up to `until`, which is emitted too; an empty `until` is the end of the output.
 
     Attributes:
         max_tokens: Free text is cut there and the next constraint begins; 0 is no limit.
@@ -161,7 +165,8 @@ class GenerateRequest:
     Attributes:
         id: Unique among the requests in flight.
         messages: Rendered with the model's chat template; a generation prompt is added.
-        namespace: Cached segments are shared among requests of one namespace only (a collection id).
+        namespace: Cached segments are shared among requests of one namespace only (a collection
+            id).
         max_tokens: At most that many output tokens; clamped to what the context leaves.
         stop: The text ends before the first occurrence of any of these.
         constraint: `None` is free text.
@@ -183,7 +188,8 @@ class GenerateRequest:
 class ScoreRequest:
     """Ask for the log-probability of each continuation after one prompt.
 
-    Every target is appended as plain text to the prompt (messages rendered with a generation prompt) and scored apart;
+    Every target is appended as plain text to the prompt (messages rendered with a generation
+    prompt) and scored apart;
     the prompt is prefilled once. One `Scored` event, then `Finished`.
     """
 
@@ -217,7 +223,7 @@ class CacheMiss(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Usage:
-    """Token counts of one request; `cached_tokens` are those of the prompt whose prefill was skipped."""
+    """Token counts of one request; the prefill of `cached_tokens` of the prompt was skipped."""
 
     prompt_tokens: int
     completion_tokens: int
@@ -277,7 +283,7 @@ class Delta:
 
 @dataclass(frozen=True, slots=True)
 class QuoteSpan:
-    """A run of the output that a `QuoteFrom` constraint produced: output characters and the source they copy."""
+    """A run of the output that a `QuoteFrom` made: its characters and the source they copy."""
 
     start: int
     end: int

@@ -1,7 +1,9 @@
 """What the engine asks of a model, whatever its architecture.
 
-`forward` computes rows and writes their keys and values after each sequence's committed length, and changes nothing else;
-only `commit` makes rows part of a sequence. Prefill, decode and draft verification are the same call with other row counts.
+`forward` computes rows and writes their keys and values after each sequence's committed length, and
+changes nothing else;
+only `commit` makes rows part of a sequence. Prefill, decode and draft verification are the same
+call with other row counts.
 """
 
 from dataclasses import dataclass
@@ -66,10 +68,10 @@ class Model(Protocol):
         """Whether slots carry state that pages do not hold."""
 
     def forward(self, batch: ForwardBatch, pages: PagePool) -> torch.Tensor:
-        """Return f32 logits `[R, V]` of all wanted rows, in batch order, after writing every row's K and V."""
+        """Write every row's K and V; return f32 logits `[R, V]` of the wanted rows, in order."""
 
     def commit(self, slot: int, num_rows: int) -> None:
-        """Make the first `num_rows` rows that the last `forward` computed for `slot` part of its state."""
+        """Make the first `num_rows` rows of the slot's last `forward` part of its state."""
 
     def reset(self, slot: int) -> None:
         """Put a slot into the state of an empty sequence."""

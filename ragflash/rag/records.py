@@ -1,6 +1,7 @@
 """The values that documents, searches and answers are made of, free of storage, tensors and HTTP.
 
-Character offsets are into `Document.text`, the stored text of one document version; ends are exclusive.
+Character offsets are into `Document.text`, the stored text of one document version; ends are
+exclusive.
 """
 
 from dataclasses import dataclass, field
@@ -13,7 +14,8 @@ DEFAULT_COLLECTION = "default"
 
 @dataclass(frozen=True, slots=True)
 class Scope:
-    """The collections that a caller may see; first argument of every method that touches stored things.
+    """The collections that a caller may see; first argument of every method that touches stored
+    things.
 
     What lies outside a scope is `NotFound`, the same as what does not exist.
     """
@@ -149,7 +151,8 @@ class SearchHit:
     """A passage and why it was found.
 
     Attributes:
-        score: Reciprocal-rank fusion over the legs that found it (larger is better, comparable within one query).
+        score: Reciprocal-rank fusion over the legs that found it (larger is better, comparable
+            within one query).
         dense_score: Cosine similarity, when the dense leg found it.
         sparse_score: Sum of IDF-weighted term matches, when the sparse leg found it.
         exact: A query term with a digit or an identifier of the query occurs in it as written.
@@ -201,6 +204,16 @@ class PageBox:
     y1: float
 
 
+@dataclass(frozen=True, slots=True)
+class PageRange:
+    """The part of a quote on one page; characters count from the page's first."""
+
+    page: int
+    label: str | None
+    start: int
+    end: int
+
+
 class QuoteMatch(StrEnum):
     """How a quote was found; only the first two may leave as citations."""
 
@@ -220,6 +233,7 @@ class Citation:
         page_start: First physical page, 1-based.
         page_label: As printed on the first page, when the file says so.
         version_sha256: Of the document's original bytes.
+        pages: One entry a page that the quote touches.
         boxes: One a line, empty for formats without a layout.
     """
 
@@ -235,6 +249,7 @@ class Citation:
     page_label: str | None
     section: str | None
     match: QuoteMatch
+    pages: tuple[PageRange, ...] = ()
     boxes: tuple[PageBox, ...] = ()
 
 
@@ -282,7 +297,7 @@ class Answer:
 
 @dataclass(frozen=True, slots=True)
 class AskStatus:
-    """Progress: `stage` is `retrieving`, `reranking`, `reading` or `answering`; `done` of `total` when counted."""
+    """Progress; `stage` is `retrieving`, `reranking`, `reading` or `answering`."""
 
     stage: str
     done: int = 0
