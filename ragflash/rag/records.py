@@ -14,8 +14,7 @@ DEFAULT_COLLECTION = "default"
 
 @dataclass(frozen=True, slots=True)
 class Scope:
-    """The collections that a caller may see; first argument of every method that touches stored
-    things.
+    """The collections that a caller may see; every method on stored things takes it first.
 
     What lies outside a scope is `NotFound`, the same as what does not exist.
     """

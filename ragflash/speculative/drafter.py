@@ -1,5 +1,4 @@
-"""The contract of a drafter: it proposes a chain of tokens that the target then verifies in one
-forward.
+"""The contract of a drafter: it proposes a chain of tokens, the target verifies it in one forward.
 
 A drafter may be wrong; it can cost time, never change the output.
 """
