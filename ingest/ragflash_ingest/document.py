@@ -108,7 +108,7 @@ class BoxTable:
         found: list[tuple[int, Box]] = []
         for offset in range(max(start, 0), min(end, len(self.boxes))):
             x0, y0, x1, y1 = (float(side) for side in self.boxes[offset])
-            if x0 != x0 or x1 <= x0:  # NaN, or a character without width
+            if not x1 > x0:  # NaN, or a character without width
                 continue
             page = bisect_right(self.page_starts, offset)
             if found and found[-1][0] == page and _same_line(found[-1][1], x0, y0, x1, y1):
@@ -123,7 +123,9 @@ class BoxTable:
         """Pack for storage: differences along the text, in byte planes, deflated."""
         grid = np.where(np.isnan(self.boxes), _NO_BOX, np.nan_to_num(self.boxes) * 64)
         steps = np.diff(grid.astype("<i4"), axis=0, prepend=np.zeros((1, 4), "<i4"))
-        planes = np.ascontiguousarray(steps.T).view(np.uint8).reshape(4, -1, 4).transpose(0, 2, 1)
+        planes = (
+            np.ascontiguousarray(steps.T).view(np.uint8).reshape(4, len(grid), 4).transpose(0, 2, 1)
+        )
         starts = struct.pack(f"<{len(self.page_starts)}I", *self.page_starts)
         header = struct.pack("<4sII", _MAGIC, len(self.boxes), len(self.page_starts))
         return header + starts + zlib.compress(planes.tobytes(), 6)
