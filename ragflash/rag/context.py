@@ -1,0 +1,70 @@
+"""Puts a prompt together: rules → documents → conversation → question.
+
+The document part is a list of spans, so that every character of it can be traced to its source. What
+changes from ask to ask stands behind the documents, so that what was read of them can be reused.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from ragflash.engine.request import ChatMessage, SegmentKind, Span, TextSegment
+from ragflash.rag.records import DocumentRecord
+from ragflash_ingest.document import Document
+from ragflash_prompts import load
+
+
+@dataclass(frozen=True, slots=True)
+class ContextPart:
+    """What one document contributes.
+
+    Attributes:
+        ranges: Character ranges in reading order; `None` is the whole document.
+    """
+
+    record: DocumentRecord
+    document: Document
+    ranges: tuple[tuple[int, int], ...] | None = None
+
+    @property
+    def shown(self) -> tuple[tuple[int, int], ...]:
+        """The ranges that the model gets to read."""
+        return self.ranges if self.ranges is not None else ((0, len(self.document.text)),)
+
+
+def build_messages(
+    parts: Sequence[ContextPart], question: str, *, mark: str
+) -> tuple[ChatMessage, ...]:
+    """Make the chat messages of an ask.
+
+    Args:
+        parts: Whole documents become a segment each, passages of all documents one together.
+        question: As the user wrote it.
+        mark: Unguessable text that fences the documents; it stands behind them.
+    """
+    rules = TextSegment(SegmentKind.RULES, load("rules").render().strip())
+    whole = [_document_segment(part) for part in parts if part.ranges is None]
+    cut = [part for part in parts if part.ranges is not None]
+    passages = [_passages_segment(cut)] if cut else []
+    asked = load("question").render(mark=mark, question=question).rstrip()
+    return (
+        ChatMessage("system", (rules,)),
+        ChatMessage("user", (*whole, *passages, TextSegment(SegmentKind.QUESTION, asked))),
+    )
+
+
+def _document_segment(part: ContextPart) -> TextSegment:
+    head = load("document_head").render(name=part.record.name)
+    text = part.document.text
+    span = Span(part.record.source_id, 0, len(head), len(text))
+    return TextSegment(SegmentKind.DOCUMENT, head + text + "\n", (span,))
+
+
+def _passages_segment(parts: Sequence[ContextPart]) -> TextSegment:
+    text, spans = "", []
+    for part in parts:
+        for start, end in part.shown:
+            page = part.document.page_at(start).number
+            text += load("passage_head").render(name=part.record.name, page=str(page))
+            spans.append(Span(part.record.source_id, start, len(text), end - start))
+            text += part.document.text[start:end] + "\n\n"
+    return TextSegment(SegmentKind.DOCUMENT, text, tuple(spans))
