@@ -1,0 +1,133 @@
+"""Sentence ranges, clean enough to be shown as quotes.
+
+Rules, not a model: Unicode terminators, abbreviations, and line ends. A line end inside a
+wrapped paragraph is not a break; one after a short line, before a list item or a heading is.
+"""
+
+import re
+from collections.abc import Iterator, Sequence
+from itertools import pairwise
+
+_UNWRAPPED_CHARS = 160  # texts whose lines are this long were never wrapped
+_SHORT_LINE = 0.6  # of the usual line length: such a line ended because its author ended it
+_PARAGRAPH = re.compile(r"\n[^\S\n]*\n\s*")
+_MARKER = r"(?:[•‣▪◦●○■□·∙➢✓–—*+-]|\(?(?:\d{1,3}|[a-z]|[ivx]{1,5})[.)]|\(?[A-Z]\)|#{1,6}|>)[^\S\n]+"
+_LIST_ITEM = re.compile(rf"[^\S\n]*(?:{_MARKER}|\|)")
+_LEAD = re.compile(rf"(?:\s|{_MARKER})*")
+_LETTER = re.compile(r"[^\W\d_]")
+_NUMBERED_HEADING = re.compile(
+    r"(?:\d+(?:\.\d+)*\.?|[A-Z](?:\.\d+)+|Chapter|Section|Appendix|Table|Figure)[^\S\n]+[A-Z0-9]"
+)
+_TERMINATOR = re.compile(
+    r"[。！？｡]+[」』）”’\"')]*"
+    r"|[.!?…؟۔।॥։።។၊။‼⁇⁈⁉]+[\"')\]”’»›]*(?=\s|\Z)"
+)
+_LAST_WORD = re.compile(r"[^\s(\[\"“‘]*\Z")
+_INITIALS = re.compile(r"(?:[^\W\d_]\.)*[^\W\d_]")
+_ABBREVIATED = """
+    mr mrs ms dr prof sr jr st vs cf al fig figs eq eqs sec secs ch chap vol vols no nos art
+    arts par pp ed eds rev approx ca viz resp incl excl dept gen col capt lt sgt hon rep sen gov
+    inc ltd co corp jan feb mar apr jun jul aug sep sept oct nov dec
+    bzw usw nr abs abb bspw ggf evtl inkl exkl sog vgl str tel bd hrsg geb jhd mld mio
+    mme mlle env éd sra srta ud uds pág núm av sig dott ecc pag tab
+"""
+_ABBREVIATIONS = frozenset(_ABBREVIATED.split())
+
+
+def sentences(text: str, *, skip: Sequence[tuple[int, int]] = ()) -> list[tuple[int, int]]:
+    """Ranges of the sentences of a text, in order, without overlap.
+
+    White space, list markers and lines of mere numbers are outside of the ranges.
+
+    Args:
+        text: Any text; offsets are into it.
+        skip: Ascending ranges that belong to no sentence, such as `Document.furniture`.
+    """
+    usual = _usual_line(text)
+    found: list[tuple[int, int]] = []
+    for start, end in _outside(skip, len(text)):
+        cursor = start
+        for gap in [*_PARAGRAPH.finditer(text, start, end), None]:
+            paragraph_end = gap.start() if gap else end
+            for piece in _pieces(text, cursor, paragraph_end, usual):
+                trimmed = _trim(text, *piece)
+                if trimmed:
+                    found.append(trimmed)
+            cursor = gap.end() if gap else end
+    return found
+
+
+def _outside(skip: Sequence[tuple[int, int]], length: int) -> Iterator[tuple[int, int]]:
+    cursor = 0
+    for start, end in skip:
+        if start > cursor:
+            yield cursor, start
+        cursor = max(cursor, end)
+    if cursor < length:
+        yield cursor, length
+
+
+def _usual_line(text: str) -> int:
+    """Length that wrapped lines come near: the upper quartile of all but the shortest."""
+    lengths = sorted(len(line) for line in text.split("\n") if len(line) > 20)
+    return lengths[len(lengths) * 3 // 4] if lengths else 0
+
+
+def _pieces(text: str, start: int, end: int, usual: int) -> Iterator[tuple[int, int]]:
+    """Cut a paragraph at sentence ends, and at line ends that are breaks."""
+    breaks = {start, end}
+    line_start = start
+    while (newline := text.find("\n", line_start, end)) >= 0:
+        following = text.find("\n", newline + 1, end)
+        next_line = text[newline + 1 : following if following >= 0 else end]
+        if _breaks_line(text[line_start:newline], next_line, usual):
+            breaks.add(newline)
+        line_start = newline + 1
+    for match in _TERMINATOR.finditer(text, start, end):
+        if _ends_sentence(text, match, end):
+            breaks.add(match.end())
+    yield from pairwise(sorted(breaks))
+
+
+def _breaks_line(line: str, following: str, usual: int) -> bool:
+    """Whether the line end between two lines of a paragraph is more than a wrap."""
+    if usual > _UNWRAPPED_CHARS or _LIST_ITEM.match(following):
+        return True
+    line = line.strip()
+    if line.endswith(("-", "\u00ad", "\u2010")):
+        return False
+    if line.startswith(("#", "|")) or " | " in line or line.endswith(":"):
+        return True
+    if not (_LETTER.search(line) and _LETTER.search(following)):  # a page number, a rule
+        return True
+    return len(line) < _SHORT_LINE * usual or _is_heading(line) or _is_heading(following)
+
+
+def _is_heading(line: str) -> bool:
+    return bool(_NUMBERED_HEADING.match(line)) and not line.rstrip().endswith((".", ",", ";"))
+
+
+def _ends_sentence(text: str, match: re.Match[str], end: int) -> bool:
+    """Whether a terminator followed by white space ends its sentence."""
+    if match.group()[0] in "。！？｡":
+        return True
+    after = text[match.end() : min(match.end() + 80, end)].lstrip(" \t")
+    if after[:1].islower():
+        return False
+    if match.group() != ".":
+        return True
+    found = _LAST_WORD.search(text, max(match.start() - 24, 0), match.start())
+    word = found.group() if found else ""
+    if word.lower() in _ABBREVIATIONS or _INITIALS.fullmatch(word):
+        return False
+    line_start = text.rfind("\n", 0, match.start()) + 1
+    return not _LIST_ITEM.match(text, line_start, match.end() + 1) or match.end() - line_start > 6
+
+
+def _trim(text: str, start: int, end: int) -> tuple[int, int] | None:
+    """Take white space and list markers off; None if no words are left."""
+    while end > start and text[end - 1].isspace():
+        end -= 1
+    lead = _LEAD.match(text, start, end)
+    start = lead.end() if lead else start
+    return (start, end) if _LETTER.search(text, start, end) else None
