@@ -1,6 +1,7 @@
 """Puts a prompt together: rules → documents → conversation → question.
 
-The document part is a list of spans, so that every character of it can be traced to its source. What
+The document part is a list of spans, so that every character of it can be traced to its source.
+What
 changes from ask to ask stands behind the documents, so that what was read of them can be reused.
 """
 

@@ -1,6 +1,7 @@
 """Measures answers over a folder of documents and a `questions.jsonl`, without a judge.
 
-Every figure is a count that a reader can check by hand; their definitions are in `docs/evaluation.md`.
+Every figure is a count that a reader can check by hand; their definitions are in
+`docs/evaluation.md`.
 """
 
 import json
