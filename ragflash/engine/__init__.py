@@ -1,0 +1,5 @@
+"""The engine: requests in, tokens and events out.
+
+Reading order: `request` (what crosses the border), `core` (the step), `scheduler`, `sequence`,
+`sampler`, `worker`, `client`. Only `batch`, `runner`, `sampler`, `core` and `build` import torch.
+"""

@@ -1,0 +1,51 @@
+"""Rows of a step as the tensors of a forward."""
+
+from collections.abc import Sequence as Run
+from dataclasses import dataclass
+
+import torch
+
+from ragflash.engine.sequence import Sequence
+from ragflash.kvcache.allocator import pages_for
+from ragflash.models.contract import ForwardBatch, SequenceRows
+
+
+@dataclass(frozen=True, slots=True)
+class Rows:
+    """What one sequence puts into a forward.
+
+    Attributes:
+        token_ids: Pending tokens, then drafted ones.
+        draft: The drafted ones.
+        logit_rows: Rows whose logits are wanted, ascending.
+    """
+
+    sequence: Sequence
+    token_ids: tuple[int, ...]
+    draft: tuple[int, ...]
+    logit_rows: tuple[int, ...]
+
+    @property
+    def num_pending(self) -> int:
+        """Rows that are no draft."""
+        return len(self.token_ids) - len(self.draft)
+
+
+def build_batch(step: Run[Rows], device: torch.device | str) -> ForwardBatch:
+    """Lay the rows of all sequences one after the other, each after its committed tokens."""
+    token_ids: list[int] = []
+    positions: list[int] = []
+    sequences = []
+    for rows in step:
+        cache, num_rows = rows.sequence.cache, len(rows.token_ids)
+        assert cache is not None
+        committed = cache.table.length
+        token_ids += rows.token_ids
+        positions += range(committed, committed + num_rows)
+        pages = cache.table.pages[: pages_for(committed + num_rows)]
+        sequences.append(SequenceRows(cache.slot, num_rows, committed, pages, rows.logit_rows))
+    return ForwardBatch(
+        token_ids=torch.tensor(token_ids, dtype=torch.int64, device=device),
+        positions=torch.tensor(positions, dtype=torch.int64, device=device),
+        sequences=tuple(sequences),
+    )

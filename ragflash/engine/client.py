@@ -1,0 +1,179 @@
+"""The engine as everyone else sees it: requests in, events out, from an asyncio program.
+
+Rendering, tokenising and compiling constraints happen on threads of the caller; the worker gets
+numbers.
+"""
+
+import asyncio
+import time
+from collections.abc import AsyncGenerator, Callable, Sequence
+from contextlib import aclosing
+from typing import TYPE_CHECKING
+
+from ragflash.engine.constrain import SUPPORTED, compile_constraint
+from ragflash.engine.job import Job
+from ragflash.engine.prompt import CompiledPrompt, compile_prompt
+from ragflash.engine.request import (
+    ChatMessage,
+    EngineInfo,
+    Event,
+    Failed,
+    Finished,
+    GenerateRequest,
+    Request,
+    Scored,
+    ScoreRequest,
+)
+from ragflash.engine.tokens import Template, Tokenizer
+from ragflash.errors import ContextTooLong, EngineDead, InputError
+
+if TYPE_CHECKING:
+    from ragflash.engine.worker import Worker  # imports torch
+
+
+class EngineClient:
+    """A running engine. Methods may be called from any event loop and thread.
+
+    Args:
+        worker: The thread that owns the model; closed with the client.
+        tokenizer: The model's.
+        template: The model's.
+        info: Said with every reply; its `context_tokens` is what prompts are held to.
+    """
+
+    def __init__(
+        self, worker: "Worker", *, tokenizer: Tokenizer, template: Template, info: EngineInfo
+    ) -> None:
+        self._worker = worker
+        self._tokenizer = tokenizer
+        self._template = template
+        self._info = info
+        self._token_bytes = tuple(map(tokenizer.token_bytes, range(tokenizer.vocab_size)))
+
+    @property
+    def is_alive(self) -> bool:
+        """Whether requests are served."""
+        return self._worker.is_alive
+
+    def info(self) -> EngineInfo:
+        """Return what a reply says about the engine."""
+        return self._info
+
+    def constraints_supported(self) -> frozenset[str]:
+        """Return the names of the constraints that requests may carry."""
+        return SUPPORTED
+
+    def tokenize(self, text: str) -> tuple[int, ...]:
+        """Cut plain text into tokens."""
+        return tuple(self._tokenizer.encode(text))
+
+    def count_tokens(self, messages: Sequence[ChatMessage]) -> int:
+        """Count the prompt tokens of messages, generation prompt included."""
+        return len(self._compile(messages).sources.source)
+
+    async def generate(self, request: Request) -> AsyncGenerator[Event, None]:
+        """Yield a request's events, `Finished` or `Failed` last; closing the iterator cancels it.
+
+        Raises:
+            InputError: The request cannot be served; nothing was computed.
+            ContextTooLong: Its prompt leaves no room for an answer.
+            EngineOverloaded: Too many requests are in flight.
+            EngineDead: The engine has stopped.
+        """
+        submitted_at = time.perf_counter()
+        events: asyncio.Queue[Event] = asyncio.Queue()
+        emit = _into(events, asyncio.get_running_loop())
+        job = await asyncio.to_thread(self._prepare, request, emit, submitted_at)
+        self._worker.submit(job)
+        try:
+            while True:
+                event = await events.get()
+                yield event
+                if isinstance(event, Finished | Failed):
+                    return
+        finally:
+            job.cancelled.set()
+
+    async def complete(self, request: GenerateRequest) -> Finished:
+        """Return the end of a request; raises its error, or what `generate` raises."""
+        return (await self._all(request))[1]
+
+    async def score(self, request: ScoreRequest) -> Scored:
+        """Return the targets' log-probabilities; raises its error, or what `generate` raises."""
+        scored, _ = await self._all(request)
+        assert scored is not None
+        return scored
+
+    async def drop_source(self, source_id: str) -> int:
+        """Forget all stored segments with text of a document; return how many there were."""
+        return await asyncio.wrap_future(self._worker.drop_source(source_id))
+
+    def close(self) -> None:
+        """Cancel what is in flight and end the worker."""
+        self._worker.close()
+
+    async def _all(self, request: Request) -> tuple[Scored | None, Finished]:
+        scored = None
+        async with aclosing(self.generate(request)) as events:
+            async for event in events:
+                match event:
+                    case Scored():
+                        scored = event
+                    case Finished():
+                        return scored, event
+                    case Failed():
+                        raise event.error
+        raise EngineDead("the engine ended a request without saying how")
+
+    def _compile(self, messages: Sequence[ChatMessage]) -> CompiledPrompt:
+        return compile_prompt(messages, self._template, self._tokenizer)
+
+    def _prepare(self, request: Request, emit: Callable[[Event], None], submitted_at: float) -> Job:
+        prompt = self._compile(request.messages)
+        cursor, max_tokens = None, 0
+        targets: tuple[tuple[int, ...], ...] = ()
+        if isinstance(request, GenerateRequest):
+            max_tokens = self._clamped(prompt, request.max_tokens)
+            if request.constraint is not None:
+                cursor = compile_constraint(
+                    request.constraint, prompt, self._tokenizer, self._token_bytes
+                )
+        else:
+            targets = self._targets(prompt, request)
+        return Job(request, prompt, max_tokens, cursor, targets, emit, submitted_at)
+
+    def _clamped(self, prompt: CompiledPrompt, max_tokens: int) -> int:
+        if max_tokens < 0:
+            raise InputError(f"max_tokens = {max_tokens} is negative")
+        return min(max_tokens, self._room(prompt, 1))
+
+    def _targets(
+        self, prompt: CompiledPrompt, request: ScoreRequest
+    ) -> tuple[tuple[int, ...], ...]:
+        targets = tuple(self.tokenize(text) for text in request.targets)
+        if not targets or not all(targets):
+            raise InputError("every text to score needs at least one token, and there must be one")
+        self._room(prompt, max(map(len, targets)))
+        return targets
+
+    def _room(self, prompt: CompiledPrompt, num_needed: int) -> int:
+        """Return the tokens that a prompt leaves; raises `ContextTooLong` for fewer than needed."""
+        num_prompt, limit = len(prompt.sources.source), self._info.context_tokens
+        if num_prompt + num_needed > limit:
+            raise ContextTooLong(
+                f"the prompt has {num_prompt} tokens and needs room for {num_needed} more; "
+                f"the context is {limit} tokens: shorten the documents or the question",
+                prompt_tokens=num_prompt,
+                limit_tokens=limit,
+            )
+        return limit - num_prompt
+
+
+def _into(events: asyncio.Queue[Event], loop: asyncio.AbstractEventLoop) -> Callable[[Event], None]:
+    """Return a function that puts events into a loop's queue from another thread."""
+
+    def emit(event: Event) -> None:
+        if not loop.is_closed():  # nobody is left to read
+            loop.call_soon_threadsafe(events.put_nowait, event)
+
+    return emit

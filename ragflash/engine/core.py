@@ -1,0 +1,286 @@
+"""The step: prefill, decoding, verification of drafts and scoring are one forward.
+
+Knows nothing of threads and clients; `worker` calls it.
+"""
+
+import logging
+from collections.abc import Callable
+from collections.abc import Sequence as Run
+from dataclasses import dataclass
+
+import torch
+
+from ragflash.engine import sampler
+from ragflash.engine.batch import Rows
+from ragflash.engine.job import Job
+from ragflash.engine.output import Output
+from ragflash.engine.request import (
+    Delta,
+    DraftMode,
+    Event,
+    FinishReason,
+    GenerateRequest,
+    PrefillProgress,
+)
+from ragflash.engine.runner import Runner
+from ragflash.engine.scheduler import PlannedRows, Scheduler
+from ragflash.engine.sequence import Phase, Sequence
+from ragflash.errors import EngineOverloaded, GenerationCancelled, RagflashError
+from ragflash.kvcache.allocator import PagesExhausted
+from ragflash.kvcache.segments import SegmentStore
+from ragflash.speculative.drafter import Drafter
+from ragflash.speculative.verify import verify_chain
+
+_log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Vocabulary:
+    """What the worker knows of the tokenizer."""
+
+    token_bytes: tuple[bytes, ...]
+    stop_ids: frozenset[int]
+
+
+class EngineCore:
+    """Everything between a job and its events, one step at a time.
+
+    Args:
+        runner: The model.
+        scheduler: Queue and slots.
+        store: Of segments.
+        identity: All that stored keys and values depend on but tokens.
+        vocabulary: Bytes of tokens, and those that end an answer.
+        drafter_factory: Makes the drafter of one sequence; `None` decodes plainly.
+        draft_tokens: Most drafted tokens of a sequence in a step.
+    """
+
+    def __init__(
+        self,
+        *,
+        runner: Runner,
+        scheduler: Scheduler,
+        store: SegmentStore,
+        identity: str,
+        vocabulary: Vocabulary,
+        drafter_factory: Callable[[], Drafter] | None = None,
+        draft_tokens: int = 15,
+    ) -> None:
+        self._runner = runner
+        self._scheduler = scheduler
+        self._store = store
+        self._identity = identity
+        self._vocabulary = vocabulary
+        self._drafter_factory = drafter_factory
+        self._draft_tokens = draft_tokens
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether no request is in flight."""
+        return not self._scheduler.running and not self._scheduler.waiting
+
+    def add(self, job: Job) -> None:
+        """Queue a job."""
+        output, drafter = None, None
+        request = job.request
+        if isinstance(request, GenerateRequest):
+            output = Output(
+                max_tokens=job.max_tokens,
+                stop=request.stop,
+                cursor=job.cursor,
+                stop_ids=self._vocabulary.stop_ids,
+                token_bytes=self._vocabulary.token_bytes,
+            )
+            if self._drafter_factory is not None and request.draft is DraftMode.AUTO:
+                drafter = self._drafter_factory()
+        self._scheduler.add(Sequence(job, output, drafter))
+
+    def step(self) -> None:
+        """Advance every running sequence by one forward."""
+        self._drop_cancelled()
+        self._admit()
+        step = [self._draft(planned) for planned in self._scheduler.plan()]
+        if not step:
+            return
+        logits = self._runner.forward(step)
+        num_valid = self._verify_and_sample(step, logits)
+        for rows, num_rows in zip(step, num_valid, strict=True):
+            self._commit(rows, num_rows)
+            self._emit(rows.sequence)
+
+    def drop_source(self, source_id: str) -> int:
+        """Forget stored segments with text of a document, and store none of those under way."""
+        for sequence in self._scheduler:
+            if source_id in sequence.job.prompt.source_ids:
+                sequence.may_store = False
+        return self._store.drop_source(source_id)
+
+    def fail_all(self, error: RagflashError) -> None:
+        """End every request in flight by an error; the engine is not used afterwards."""
+        for sequence in [*self._scheduler]:
+            self._retire(sequence, sequence.fail(error))
+
+    def _drop_cancelled(self) -> None:
+        for sequence in [*self._scheduler]:
+            if sequence.job.cancelled.is_set():
+                error = GenerationCancelled(f"request {sequence.id} was cancelled")
+                self._retire(sequence, sequence.fail(error))
+
+    def _admit(self) -> None:
+        while self._scheduler.waiting:
+            first = self._scheduler.waiting[0]
+            try:
+                admitted = self._scheduler.admit()
+            except EngineOverloaded as error:
+                self._send(first, first.fail(error))
+                continue
+            if admitted is None:
+                break
+            self._runner.start(admitted)
+            admitted.force()
+            self._emit(admitted)
+
+    def _draft(self, planned: PlannedRows) -> Rows:
+        """Complete pending rows by a draft, or lay out the target that is scored next."""
+        sequence = planned.sequence
+        if sequence.output is None and sequence.phase is Phase.DECODING:
+            assert sequence.target is not None
+            token_ids = (sequence.tokens[-1], *sequence.target[:-1])
+            return Rows(sequence, token_ids, (), tuple(range(len(token_ids))))
+        start = sequence.committed
+        pending = tuple(sequence.tokens[start : start + planned.num_rows])
+        is_all = start + planned.num_rows == len(sequence.tokens)
+        if not is_all or sequence.output is None or sequence.output.max_tokens == 0:
+            return Rows(sequence, pending, (), ())
+        draft = self._propose(sequence)
+        logit_rows = range(len(pending) - 1, len(pending) + len(draft))
+        return Rows(sequence, pending + draft, draft, tuple(logit_rows))
+
+    def _propose(self, sequence: Sequence) -> tuple[int, ...]:
+        """Ask the drafter, and cut its proposal where no output could follow it."""
+        output = sequence.output
+        assert output is not None
+        budget = min(self._draft_tokens, output.num_left - 1)
+        if sequence.drafter is None or budget <= 0:
+            return ()
+        proposed = sequence.drafter.propose(sequence.tokens, budget).token_ids[:budget]
+        num_tokens = len(self._vocabulary.token_bytes)
+        draft = []
+        for token_id in proposed:
+            if not 0 <= token_id < num_tokens:
+                break
+            draft.append(token_id)
+        if output.cursor is not None:
+            draft = draft[: output.cursor.num_permitted(draft)]
+        return tuple(draft)
+
+    def _verify_and_sample(self, step: Run[Rows], logits: torch.Tensor) -> list[int]:
+        """Turn logits into output; return how many rows of each sequence are part of it."""
+        num_valid, start = [], 0
+        for rows in step:
+            end = start + len(rows.logit_rows)
+            num_valid.append(self._extend(rows, logits[start:end]))
+            start = end
+        return num_valid
+
+    def _extend(self, rows: Rows, logits: torch.Tensor) -> int:
+        sequence = rows.sequence
+        if not rows.logit_rows:
+            return len(rows.token_ids)
+        if sequence.output is None:
+            sequence.add_score(_logprob(logits, sequence.target or ()))
+            return 0
+        choose = _chooser(sequence, logits)
+        accepted = verify_chain(rows.draft, choose, sequence.append)
+        if rows.draft and sequence.drafter is not None:
+            sequence.drafter.observe(len(rows.draft), accepted)
+            sequence.counters.drafted += len(rows.draft)
+            sequence.counters.accepted += accepted
+        sequence.force()
+        return rows.num_pending + accepted
+
+    def _commit(self, rows: Rows, num_rows: int) -> None:
+        """Make valid rows part of the sequence, and keep a prompt segment that ends with them."""
+        sequence = rows.sequence
+        assert sequence.cache is not None
+        was_prefilling = sequence.phase is Phase.PREFILLING
+        if num_rows:
+            self._runner.commit(sequence.cache, num_rows)
+        sequence.settle()
+        if was_prefilling:
+            self._store_segment(sequence)
+            done = min(sequence.committed, sequence.num_prompt)
+            self._send(sequence, [PrefillProgress(sequence.id, done, sequence.num_prompt)])
+
+    def _store_segment(self, sequence: Sequence) -> None:
+        index = sequence.segment_ending_at(sequence.committed)
+        if index is None or not sequence.may_store or sequence.cache is None:
+            return
+        segments = sequence.job.prompt.segments[: index + 1]
+        try:
+            pending = self._store.begin(
+                [segment.token_ids for segment in segments],
+                identity=self._identity,
+                namespace=sequence.job.request.namespace,
+                table=sequence.cache.table,
+                state=self._runner.snapshot(sequence.cache),
+                source_ids=segments[-1].source_ids,
+            )
+        except PagesExhausted:
+            _log.info("segment not stored: no page is free", extra={"request_id": sequence.id})
+            return
+        if pending is not None:
+            self._runner.fill(pending)
+            self._store.commit(pending)
+
+    def _emit(self, sequence: Sequence) -> None:
+        """Send new text, and the end when it is reached."""
+        output = sequence.output
+        if output is None:
+            if sequence.target is None:
+                self._retire(sequence, sequence.finish(FinishReason.SCORED))
+            return
+        if output.max_tokens == 0 and sequence.phase is Phase.DECODING:
+            output.end(FinishReason.LENGTH)
+        text = output.take_text()
+        if text:
+            self._send(sequence, [Delta(sequence.id, text)])
+        if output.reason is not None:
+            self._retire(sequence, sequence.finish(output.reason))
+
+    def _retire(self, sequence: Sequence, events: Run[Event]) -> None:
+        self._scheduler.retire(sequence)
+        self._send(sequence, events)
+
+    def _send(self, sequence: Sequence, events: Run[Event]) -> None:
+        for event in events:
+            sequence.job.emit(event)
+
+
+def _chooser(sequence: Sequence, logits: torch.Tensor) -> Callable[[int], int]:
+    """Return the function that picks the token after a row, given all emitted before."""
+    output, params = sequence.output, sequence.sampling
+    assert output is not None
+    if output.cursor is None and sampler.is_plain_greedy(params):
+        largest: list[int] = logits.argmax(dim=-1).tolist()
+        return largest.__getitem__
+
+    def choose(row: int) -> int:
+        return sampler.choose(
+            logits[row],
+            params,
+            seed=sequence.seed,
+            position=len(sequence.tokens),
+            prompt_ids=sequence.prompt_ids,
+            output=output.token_ids,
+            mask=output.cursor.mask() if output.cursor is not None else None,
+        )
+
+    return choose
+
+
+def _logprob(logits: torch.Tensor, target: Run[int]) -> float:
+    """Sum the log-probabilities of `target` under rows of logits `[len(target), V]`."""
+    ids = torch.tensor(target, dtype=torch.int64, device=logits.device)
+    rows = torch.log_softmax(logits.float(), dim=-1)
+    return float(rows.gather(1, ids[:, None]).double().sum())

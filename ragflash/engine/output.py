@@ -1,0 +1,126 @@
+"""The output of one request as it grows: tokens, text, and the reason why it ended."""
+
+from collections.abc import Iterable, Sequence
+
+from ragflash.engine.constrain import Cursor
+from ragflash.engine.request import FinishReason, QuoteSpan
+from ragflash.engine.stop import StopMatcher
+from ragflash.engine.text import IncrementalDecoder
+
+
+class Output:
+    """Takes tokens one at a time, so that nothing depends on how many of them a step yields.
+
+    After each token, in this order: stop token, stop string, end of the constraint, length.
+
+    Attributes:
+        token_ids: All tokens, the one that ended the output included.
+        reason: Why it ended; `None` while it grows.
+        num_forced: Tokens that the constraint alone decided.
+    """
+
+    def __init__(
+        self,
+        *,
+        max_tokens: int,
+        stop: Sequence[str],
+        cursor: Cursor | None,
+        stop_ids: frozenset[int],
+        token_bytes: Sequence[bytes],
+    ) -> None:
+        self.token_ids: list[int] = []
+        self.reason: FinishReason | None = None
+        self.num_forced = 0
+        self.cursor = cursor
+        self.max_tokens = max_tokens
+        self._stop_ids = stop_ids
+        self._token_bytes = token_bytes
+        self._decoder = IncrementalDecoder()
+        self._matcher = StopMatcher(stop)
+        self._shown: list[str] = []
+        self._fresh: list[str] = []
+
+    @property
+    def num_left(self) -> int:
+        """Tokens that the length limit leaves."""
+        return self.max_tokens - len(self.token_ids)
+
+    @property
+    def text(self) -> str:
+        """All text that may be shown."""
+        return "".join(self._shown)
+
+    def append(self, token_id: int) -> bool:
+        """Take a token; return whether more may follow."""
+        assert self.reason is None, "a token after the end"
+        self.token_ids.append(token_id)
+        self._end(self._take(token_id))
+        return self.reason is None
+
+    def force(self) -> tuple[int, ...]:
+        """Take the tokens that the constraint leaves no choice about, and return them."""
+        if self.cursor is None or self.reason is not None:
+            return ()
+        forced = self.cursor.forced(self.num_left)
+        taken = 0
+        for token_id in forced:
+            taken += 1
+            if not self.append(token_id):
+                break
+        self.num_forced += taken
+        return forced[:taken]
+
+    def end(self, reason: FinishReason) -> None:
+        """End the output from outside."""
+        self._end(reason)
+
+    def take_text(self) -> str:
+        """Return the text that became visible since the last call."""
+        text = "".join(self._fresh)
+        self._fresh.clear()
+        return text
+
+    def quotes(self, source_ids: Sequence[str]) -> tuple[QuoteSpan, ...]:
+        """Return where the shown text copies sources, given the prompt's names of them."""
+        if self.cursor is None:
+            return ()
+        spans = []
+        num_shown = len(self.text)
+        for quoted in self.cursor.quotes():
+            quote = quoted.quote
+            start = len(self._decoded(self.token_ids[: quoted.start])) + quote.lead
+            end = start + quote.source_end - quote.source_start
+            if end <= num_shown:
+                source_id = source_ids[quote.source]
+                spans.append(QuoteSpan(start, end, source_id, quote.source_start, quote.source_end))
+        return tuple(spans)
+
+    def _decoded(self, token_ids: Iterable[int]) -> str:
+        data = b"".join(self._token_bytes[token_id] for token_id in token_ids)
+        return data.decode("utf-8", errors="replace")
+
+    def _take(self, token_id: int) -> FinishReason | None:
+        cursor = self.cursor
+        if token_id in self._stop_ids:
+            ends_well = cursor is not None and cursor.can_end
+            return FinishReason.CONSTRAINT if ends_well else FinishReason.STOP
+        if cursor is not None:
+            cursor.advance((token_id,))
+        self._show(self._matcher.feed(self._decoder.feed(self._token_bytes[token_id])))
+        if self._matcher.found:
+            return FinishReason.STOP
+        if cursor is not None and cursor.is_done:
+            return FinishReason.CONSTRAINT
+        return FinishReason.LENGTH if self.num_left <= 0 else None
+
+    def _end(self, reason: FinishReason | None) -> None:
+        if reason is None:
+            return
+        self.reason = reason
+        self._show(self._matcher.feed(self._decoder.finish()))
+        self._show(self._matcher.finish())
+
+    def _show(self, text: str) -> None:
+        if text:
+            self._shown.append(text)
+            self._fresh.append(text)

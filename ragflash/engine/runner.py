@@ -1,0 +1,70 @@
+"""The model and its pages: the only place where the engine touches either."""
+
+from collections.abc import Sequence as Run
+from typing import cast
+
+import torch
+
+from ragflash.engine.batch import Rows, build_batch
+from ragflash.engine.sequence import Cache, Sequence
+from ragflash.kvcache.pages import PagePool
+from ragflash.kvcache.segments import PendingSegment
+from ragflash.models.contract import Model
+
+
+class Runner:
+    """Runs forwards and keeps cache and recurrent state in step; for the worker thread only.
+
+    Attributes:
+        num_forwards: Calls of the model so far.
+        num_rows: Rows that they computed.
+    """
+
+    def __init__(
+        self, model: Model, pool: PagePool, *, vocab_size: int, device: torch.device | str = "cpu"
+    ) -> None:
+        self._model = model
+        self._pool = pool
+        self._vocab_size = vocab_size
+        self._device = device
+        self.num_forwards = 0
+        self.num_rows = 0
+
+    @torch.inference_mode()
+    def forward(self, step: Run[Rows]) -> torch.Tensor:
+        """Compute the rows of a step; return logits `[R, V]` f32 of the wanted rows, in order.
+
+        Logits beyond the tokenizer's vocabulary, which some files are padded with, are cut off.
+        """
+        logits = self._model.forward(build_batch(step, self._device), self._pool)
+        self.num_forwards += 1
+        for rows in step:
+            self.num_rows += len(rows.token_ids)
+            rows.sequence.counters.forward_rows += len(rows.token_ids)
+        return logits[:, : self._vocab_size]
+
+    def commit(self, cache: Cache, num_rows: int) -> None:
+        """Make the first rows of the last forward part of a sequence."""
+        self._model.commit(cache.slot, num_rows)
+        cache.table.advance(num_rows)
+
+    def start(self, sequence: Sequence) -> None:
+        """Give an admitted sequence the cache and the state that it begins with."""
+        cache = sequence.cache
+        assert cache is not None
+        if cache.opened is None:
+            self._model.reset(cache.slot)
+            return
+        if cache.opened.copy is not None:
+            self._pool.copy(cache.opened.copy)
+        state = cast("tuple[torch.Tensor, ...]", cache.opened.state)
+        self._model.restore(cache.slot, state)
+
+    def snapshot(self, cache: Cache) -> tuple[torch.Tensor, ...]:
+        """Copy a sequence's recurrent state."""
+        return self._model.snapshot(cache.slot)
+
+    def fill(self, pending: PendingSegment) -> None:
+        """Copy what a segment that is being stored needs a page of its own for."""
+        if pending.copy is not None:
+            self._pool.copy(pending.copy)

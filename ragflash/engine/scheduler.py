@@ -1,0 +1,179 @@
+"""Which sequences run, and how many rows each puts into the next forward. Holds no tensor.
+
+A sequence is admitted when a slot and all pages that it can ever need are there, so that one that
+runs is never stopped for want of memory. Every step takes the pending rows of all decoding
+sequences and chunks of prompts in turn: nobody's answer waits for the whole of somebody else's
+prompt. Chunks end where segments end, so that a prompt whose beginning is stored is computed in the
+same pieces as one that is not, whoever runs beside it.
+"""
+
+import time
+from collections import deque
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from ragflash.engine.request import CacheMiss
+from ragflash.engine.sequence import Cache, Phase, Sequence
+from ragflash.errors import EngineOverloaded
+from ragflash.kvcache.allocator import PageAllocator, PagesExhausted
+from ragflash.kvcache.segments import MissReason, OpenSegment, SegmentMiss, SegmentStore
+from ragflash.kvcache.table import PageTable
+
+_MISSES = {
+    MissReason.NONE_STORED: CacheMiss.NONE_STORED,
+    MissReason.PREFIX_DIFFERS: CacheMiss.PREFIX_DIFFERS,
+    MissReason.EVICTED: CacheMiss.EVICTED,
+}
+
+
+@dataclass(frozen=True, slots=True)
+class PlannedRows:
+    """Rows of one sequence in a step, drafts not counted; at least 1."""
+
+    sequence: Sequence
+    num_rows: int
+
+
+class Scheduler:
+    """Queue, slots and turns.
+
+    Args:
+        allocator: Of the pages.
+        store: Of segments; gives pages back on demand.
+        identity: All that stored keys and values depend on but tokens.
+        max_slots: Sequences that run together.
+        chunk_tokens: Most prompt rows of one sequence in a step.
+    """
+
+    def __init__(
+        self,
+        *,
+        allocator: PageAllocator,
+        store: SegmentStore,
+        identity: str,
+        max_slots: int,
+        chunk_tokens: int,
+    ) -> None:
+        self._allocator = allocator
+        self._store = store
+        self._identity = identity
+        self._chunk_tokens = chunk_tokens
+        self._free_slots = list(range(max_slots))[::-1]
+        self._lacks_pages = False
+        self.waiting: deque[Sequence] = deque()
+        self.running: deque[Sequence] = deque()
+
+    def __iter__(self) -> Iterator[Sequence]:
+        """All sequences in flight."""
+        yield from self.running
+        yield from self.waiting
+
+    def add(self, sequence: Sequence) -> None:
+        """Queue a sequence."""
+        self.waiting.append(sequence)
+
+    def admit(self) -> Sequence | None:
+        """Start the first waiting sequence if it fits; its `cache.opened` tells what to restore.
+
+        Raises:
+            EngineOverloaded: It would not fit an empty engine; it is out of the queue.
+        """
+        if not self.waiting or not self._free_slots or self._lacks_pages:
+            return None
+        sequence = self.waiting[0]
+        opened, table = self._open(sequence), None
+        try:
+            table = self._reserve(sequence, opened)
+        except PagesExhausted as error:
+            self._close(opened)
+            if self.running:
+                self._lacks_pages = True
+                return None
+            table, opened = self._reserve_cold(sequence, error), None
+        self.waiting.popleft()
+        sequence.cache = Cache(table, self._free_slots.pop(), opened)
+        sequence.counters.cached_tokens = table.length
+        sequence.counters.admitted_at = time.perf_counter()
+        sequence.phase = Phase.PREFILLING
+        sequence.settle()
+        self.running.append(sequence)
+        return sequence
+
+    def plan(self) -> list[PlannedRows]:
+        """Choose the next step's rows; whoever gets a prompt chunk goes to the end of the line."""
+        planned, served = [], []
+        budget = self._chunk_tokens
+        for sequence in self.running:
+            num_rows = sequence.num_next_rows(self._chunk_tokens)
+            if sequence.phase is Phase.PREFILLING:
+                if num_rows > budget:
+                    continue
+                budget -= num_rows
+                served.append(sequence)
+            planned.append(PlannedRows(sequence, num_rows))
+        for sequence in served:
+            self.running.remove(sequence)
+            self.running.append(sequence)
+        return planned
+
+    def retire(self, sequence: Sequence) -> None:
+        """Take a sequence out and give back all that it holds."""
+        if sequence.cache is None:
+            self.waiting.remove(sequence)
+            return
+        self.running.remove(sequence)
+        self._close(sequence.cache.opened)
+        sequence.cache.table.release()
+        self._free_slots.append(sequence.cache.slot)
+        sequence.cache = None
+        self._lacks_pages = False
+
+    def _open(self, sequence: Sequence) -> OpenSegment | None:
+        request = sequence.job.request
+        if not request.cache:
+            sequence.miss_reason = CacheMiss.DISABLED
+            return None
+        # The last segment is computed in any case: its last row gives the first token.
+        segments = [segment.token_ids for segment in sequence.job.prompt.segments[:-1]]
+        if not segments:
+            sequence.miss_reason = CacheMiss.NONE_STORED
+            return None
+        found = self._store.lookup(segments, identity=self._identity, namespace=request.namespace)
+        sequence.miss_reason = None if found.reason is None else _MISSES[found.reason]
+        if isinstance(found, SegmentMiss):
+            return None
+        try:
+            return self._store.open(found)
+        except PagesExhausted:
+            sequence.miss_reason = CacheMiss.EVICTED
+            return None
+
+    def _reserve(self, sequence: Sequence, opened: OpenSegment | None) -> PageTable:
+        """Hold all pages of a sequence, those of `opened` included, evicting segments as needed."""
+        table = opened.table if opened is not None else PageTable(self._allocator)
+        num_tokens = sequence.job.num_rows - table.length
+        try:
+            try:
+                table.reserve(num_tokens)
+            except PagesExhausted as error:
+                self._store.evict(error.wanted - error.free)
+                table.reserve(num_tokens)
+        except PagesExhausted:
+            table.release()
+            raise
+        return table
+
+    def _reserve_cold(self, sequence: Sequence, cause: PagesExhausted) -> PageTable:
+        """Have an idle engine forget all it stores for a sequence that needs every page."""
+        self._store.drop_all()
+        sequence.miss_reason = CacheMiss.EVICTED
+        try:
+            return self._reserve(sequence, None)
+        except PagesExhausted:
+            self.waiting.popleft()
+            sequence.cache = None
+            raise EngineOverloaded(f"the page pool is too small: {cause}") from cause
+
+    def _close(self, opened: OpenSegment | None) -> None:
+        if opened is not None:
+            self._store.close(opened)

@@ -1,0 +1,233 @@
+"""One request while the engine works on it; holds no tensor.
+
+    WAITING → PREFILLING → DECODING → FINISHED
+
+`tokens` are all tokens known so far, prompt and output. Those before `committed` are in the cache;
+those after it are rows for the next forward, be they a chunk of prompt, text that a constraint
+forces, or the one token sampled last.
+"""
+
+import secrets
+import time
+from bisect import bisect_right
+from dataclasses import dataclass
+from enum import StrEnum
+from functools import cached_property
+
+import numpy as np
+
+from ragflash.engine.constrain.mask import Ids
+from ragflash.engine.job import Job
+from ragflash.engine.output import Output
+from ragflash.engine.request import (
+    CacheMiss,
+    Event,
+    Failed,
+    Finished,
+    FinishReason,
+    GenerateRequest,
+    SamplingParams,
+    Scored,
+    SegmentKind,
+    Timings,
+    Usage,
+)
+from ragflash.errors import RagflashError
+from ragflash.kvcache.segments import OpenSegment
+from ragflash.kvcache.table import PageTable
+from ragflash.speculative.drafter import Drafter
+
+STORED_KINDS = frozenset({SegmentKind.RULES, SegmentKind.DOCUMENT, SegmentKind.CONVERSATION})
+
+
+class Phase(StrEnum):
+    """Where a sequence is in its life."""
+
+    WAITING = "waiting"
+    PREFILLING = "prefilling"
+    DECODING = "decoding"
+    FINISHED = "finished"
+
+
+@dataclass(slots=True)
+class Counters:
+    """What a sequence cost, and when what happened (seconds of the monotonic clock)."""
+
+    admitted_at: float = 0.0
+    first_token_at: float | None = None
+    last_token_at: float = 0.0
+    cached_tokens: int = 0
+    forward_rows: int = 0
+    drafted: int = 0
+    accepted: int = 0
+
+
+@dataclass(slots=True)
+class Cache:
+    """What a sequence holds of the device, from admission to its end.
+
+    Attributes:
+        table: Its pages.
+        slot: Its recurrent-state slot.
+        opened: The stored segment that it continues.
+    """
+
+    table: PageTable
+    slot: int
+    opened: OpenSegment | None
+
+
+class Sequence:
+    """A request in flight; changed by the worker thread only.
+
+    Attributes:
+        tokens: Prompt and output.
+        output: Of a generation; `None` when targets are scored.
+        logprobs: Of the targets scored so far.
+        cache: `None` before admission and after the end.
+        may_store: Whether segments of the prompt may be kept.
+    """
+
+    def __init__(self, job: Job, output: Output | None, drafter: Drafter | None = None) -> None:
+        self.job = job
+        self.output = output
+        self.drafter = drafter
+        self.phase = Phase.WAITING
+        self.tokens = list(job.prompt.token_ids)
+        self.num_prompt = len(self.tokens)
+        self.ends = job.prompt.ends
+        self.logprobs: list[float] = []
+        self.cache: Cache | None = None
+        self.miss_reason: CacheMiss | None = None
+        self.may_store = job.request.cache
+        self.counters = Counters()
+
+    @property
+    def id(self) -> str:
+        """The request's id."""
+        return self.job.request.id
+
+    @property
+    def committed(self) -> int:
+        """Tokens in the cache."""
+        return self.cache.table.length if self.cache is not None else 0
+
+    @property
+    def prefill_end(self) -> int:
+        """Tokens to commit before output; scoring computes the last one with every target."""
+        return self.num_prompt if self.output is not None else self.num_prompt - 1
+
+    @property
+    def target(self) -> tuple[int, ...] | None:
+        """The target to score next."""
+        scored = len(self.logprobs)
+        return self.job.targets[scored] if scored < len(self.job.targets) else None
+
+    @cached_property
+    def sampling(self) -> SamplingParams:
+        """How its tokens are picked."""
+        request = self.job.request
+        return request.sampling if isinstance(request, GenerateRequest) else SamplingParams()
+
+    @cached_property
+    def seed(self) -> int:
+        """Of all its draws."""
+        seed = self.sampling.seed
+        return secrets.randbits(63) if seed is None else seed
+
+    @cached_property
+    def prompt_ids(self) -> Ids:
+        """Distinct tokens of the prompt."""
+        return np.unique(np.asarray(self.job.prompt.token_ids, dtype=np.int64))
+
+    def num_next_rows(self, chunk_tokens: int) -> int:
+        """Count rows for the next forward but drafts: at most a segment's rest, or all pending."""
+        if self.phase is Phase.DECODING:
+            return len(self.tokens) - self.committed if self.output else len(self.target or ())
+        return min(chunk_tokens, self._next_break() - self.committed)
+
+    def settle(self) -> None:
+        """Go over to decoding once the prompt is in the cache."""
+        if self.phase is Phase.PREFILLING and self.committed >= self.prefill_end:
+            self.phase = Phase.DECODING
+
+    def segment_ending_at(self, num_tokens: int) -> int | None:
+        """Return the index of the segment that ends there and may be stored."""
+        if num_tokens not in self.ends[:-1]:
+            return None
+        at = self.ends.index(num_tokens)
+        return at if self.job.prompt.segments[at].kind in STORED_KINDS else None
+
+    def append(self, token_id: int) -> bool:
+        """Take an output token; return whether more may follow."""
+        assert self.output is not None
+        self._mark_time()
+        self.tokens.append(token_id)
+        return self.output.append(token_id)
+
+    def add_score(self, logprob: float) -> None:
+        """Take the log-probability of `target`."""
+        self._mark_time()
+        self.logprobs.append(logprob)
+
+    def force(self) -> None:
+        """Take the output tokens that need no decision."""
+        if self.output is not None:
+            self.tokens += self.output.force()
+
+    def finish(self, reason: FinishReason) -> tuple[Event, ...]:
+        """End the request well; return its last events."""
+        self.phase = Phase.FINISHED
+        output = self.output
+        scored = Scored(self.id, tuple(self.logprobs), tuple(map(len, self.job.targets)))
+        finished = Finished(
+            request_id=self.id,
+            text=output.text if output else "",
+            token_ids=tuple(output.token_ids) if output else (),
+            reason=reason,
+            usage=self._usage(),
+            timings=self._timings(),
+            miss_reason=self.miss_reason,
+            quotes=output.quotes(self.job.prompt.source_ids) if output else (),
+        )
+        return (finished,) if output else (scored, finished)
+
+    def fail(self, error: RagflashError) -> tuple[Event, ...]:
+        """End the request by an error; return its last event."""
+        self.phase = Phase.FINISHED
+        return (Failed(self.id, error),)
+
+    def _mark_time(self) -> None:
+        now = time.perf_counter()
+        if self.counters.first_token_at is None:
+            self.counters.first_token_at = now
+        self.counters.last_token_at = now
+
+    def _next_break(self) -> int:
+        at = bisect_right(self.ends, self.committed)
+        if at < len(self.ends) - 1:
+            return self.ends[at]
+        return len(self.tokens) if self.output is not None else self.prefill_end
+
+    def _num_output(self) -> int:
+        return len(self.output.token_ids) if self.output else 0
+
+    def _usage(self) -> Usage:
+        return Usage(self.num_prompt, self._num_output(), self.counters.cached_tokens)
+
+    def _timings(self) -> Timings:
+        counters, submitted = self.counters, self.job.submitted_at
+        first = counters.first_token_at
+        last = counters.last_token_at
+        return Timings(
+            queue_ms=1000 * (counters.admitted_at - submitted),
+            prompt_n=self.num_prompt - counters.cached_tokens,
+            cache_n=counters.cached_tokens,
+            prompt_ms=1000 * (first - counters.admitted_at) if first is not None else 0.0,
+            predicted_n=self._num_output(),
+            predicted_ms=1000 * (last - first) if first is not None else 0.0,
+            ttft_ms=1000 * (first - submitted) if first is not None else 0.0,
+            draft_n=counters.drafted,
+            draft_n_accepted=counters.accepted,
+            forward_rows=counters.forward_rows,
+        )

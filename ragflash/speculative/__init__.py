@@ -1,0 +1,1 @@
+"""Drafting and its verification: several tokens a forward, the same output."""
