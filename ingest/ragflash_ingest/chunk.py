@@ -113,7 +113,7 @@ class _Cutter:
         return words[-1] if words else soft
 
     def _next_start(self, start: int, end: int) -> int:
-        """Begin of the next chunk: at a section, or some whole words or sentences back."""
+        """Begin of the next chunk: at a section, or some sentences, lines or words back."""
         section = bisect_left(self.sections, end)
         if (
             not self.overlap
@@ -125,5 +125,8 @@ class _Cutter:
         sentence = bisect_left(self.sentences, earliest)
         if sentence < len(self.sentences) and self.sentences[sentence] < end:
             return self.sentences[sentence]
+        line = self.text.find("\n", earliest, end - 1)
+        if line >= 0:
+            return line + 1
         word = _WORD.search(self.text, earliest, end)
         return word.start() if word else end

@@ -94,8 +94,10 @@ class BoxTable:
 
     @classmethod
     def rounded(cls, boxes: npt.NDArray[np.float32], page_starts: tuple[int, ...]) -> Self:
-        """Make a table of boxes of any precision."""
-        return cls((np.round(boxes * 64) / 64).astype(np.float32), page_starts)
+        """Make a table of boxes of any precision; boxes without width count as none."""
+        grid = (np.round(boxes * 64) / 64).astype(np.float32)
+        grid[~(grid[:, 2] > grid[:, 0])] = np.nan
+        return cls(grid, page_starts)
 
     def lines(self, start: int, end: int) -> list[tuple[int, Box]]:
         """Boxes that cover a range of characters: one a line, in text order.
@@ -108,7 +110,7 @@ class BoxTable:
         found: list[tuple[int, Box]] = []
         for offset in range(max(start, 0), min(end, len(self.boxes))):
             x0, y0, x1, y1 = (float(side) for side in self.boxes[offset])
-            if not x1 > x0:  # NaN, or a character without width
+            if not x1 > x0:  # NaN
                 continue
             page = bisect_right(self.page_starts, offset)
             if found and found[-1][0] == page and _same_line(found[-1][1], x0, y0, x1, y1):
@@ -120,14 +122,22 @@ class BoxTable:
         return found
 
     def to_bytes(self) -> bytes:
-        """Pack for storage: differences along the text, in byte planes, deflated."""
-        grid = np.where(np.isnan(self.boxes), _NO_BOX, np.nan_to_num(self.boxes) * 64)
-        steps = np.diff(grid.astype("<i4"), axis=0, prepend=np.zeros((1, 4), "<i4"))
-        planes = (
-            np.ascontiguousarray(steps.T).view(np.uint8).reshape(4, len(grid), 4).transpose(0, 2, 1)
-        )
+        """Pack for storage, in about two bytes a character.
+
+        A character is kept as its distance from the one before, its width (0: no box) and the
+        changes of its top and height, which are mostly zero; in byte planes, deflated.
+        """
+        present = ~np.isnan(self.boxes[:, 0])
+        grid = (np.nan_to_num(self.boxes) * 64).astype("<i4")
+        last = np.maximum.accumulate(np.where(present, np.arange(len(grid)), 0))
+        x0, y0, x1, y1 = grid[last].T
+        width = np.where(present, x1 - x0, 0)
+        x1_before = np.concatenate(([0], x1[:-1])) if len(x1) else x1
+        gap = np.where(present, x0 - x1_before, 0)
+        columns = np.stack([gap, width, _steps(y0), _steps(y1 - y0)]).astype("<i4")
+        planes = columns.view(np.uint8).reshape(4, len(grid), 4).transpose(0, 2, 1)
         starts = struct.pack(f"<{len(self.page_starts)}I", *self.page_starts)
-        header = struct.pack("<4sII", _MAGIC, len(self.boxes), len(self.page_starts))
+        header = struct.pack("<4sII", _MAGIC, len(grid), len(self.page_starts))
         return header + starts + zlib.compress(planes.tobytes(), 6)
 
     @classmethod
@@ -140,22 +150,27 @@ class BoxTable:
         if data[:4] != _MAGIC or len(data) < 12:
             raise ValueError("not a box table")
         _, count, pages = struct.unpack_from("<4sII", data)
-        starts = struct.unpack_from(f"<{pages}I", data, 12)
         try:
+            starts = struct.unpack_from(f"<{pages}I", data, 12)
             raw = zlib.decompress(data[12 + 4 * pages :])
-        except zlib.error as error:
+        except (struct.error, zlib.error) as error:
             raise ValueError("damaged box table") from error
         if len(raw) != 16 * count:
             raise ValueError(f"box table holds {len(raw)} bytes instead of {16 * count}")
         planes = np.frombuffer(raw, np.uint8).reshape(4, 4, count).transpose(0, 2, 1)
-        steps = np.ascontiguousarray(planes).view("<i4").reshape(4, count).T
-        grid = np.cumsum(steps, axis=0, dtype=np.int32)
-        boxes = np.where(grid == _NO_BOX, np.nan, grid / 64).astype(np.float32)
-        return cls(boxes, starts)
+        columns = np.ascontiguousarray(planes).view("<i4").reshape(4, count)
+        gap, width, top, height = columns
+        x1, y0 = np.cumsum(gap + width), np.cumsum(top)
+        grid = np.stack([x1 - width, y0, x1, y0 + np.cumsum(height)], axis=1) / 64
+        grid[width == 0] = np.nan
+        return cls(grid.astype(np.float32), starts)
+
+
+def _steps(values: npt.NDArray[np.int32]) -> npt.NDArray[np.int32]:
+    return np.diff(values, prepend=values.dtype.type(0))
 
 
 _MAGIC = b"RFB1"
-_NO_BOX = -(2**30)
 _GUTTER = 2.5  # gap, in line heights, beyond which a line's next character stands elsewhere
 
 

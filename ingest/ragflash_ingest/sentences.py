@@ -5,10 +5,12 @@ wrapped paragraph is not a break; one after a short line, before a list item or 
 """
 
 import re
+from bisect import bisect_right
 from collections.abc import Iterator, Sequence
-from itertools import pairwise
+from itertools import accumulate, pairwise
 
 _UNWRAPPED_CHARS = 160  # texts whose lines are this long were never wrapped
+_NEAR_LINES = 20
 _SHORT_LINE = 0.6  # of the usual line length: such a line ended because its author ended it
 _PARAGRAPH = re.compile(r"\n[^\S\n]*\n\s*")
 _MARKER = r"(?:[•‣▪◦●○■□·∙➢✓–—*+-]|\(?(?:\d{1,3}|[a-z]|[ivx]{1,5})[.)]|\(?[A-Z]\)|#{1,6}|>)[^\S\n]+"
@@ -43,18 +45,33 @@ def sentences(text: str, *, skip: Sequence[tuple[int, int]] = ()) -> list[tuple[
         text: Any text; offsets are into it.
         skip: Ascending ranges that belong to no sentence, such as `Document.furniture`.
     """
-    usual = _usual_line(text)
+    lines = _Lines(text)
     found: list[tuple[int, int]] = []
     for start, end in _outside(skip, len(text)):
         cursor = start
         for gap in [*_PARAGRAPH.finditer(text, start, end), None]:
             paragraph_end = gap.start() if gap else end
-            for piece in _pieces(text, cursor, paragraph_end, usual):
+            for piece in _pieces(text, cursor, paragraph_end, lines.usual(cursor)):
                 trimmed = _trim(text, *piece)
                 if trimmed:
                     found.append(trimmed)
             cursor = gap.end() if gap else end
     return found
+
+
+class _Lines:
+    """How long lines are near a place: the upper quartile of all but the shortest."""
+
+    def __init__(self, text: str) -> None:
+        lengths = [len(line) for line in text.split("\n")]
+        self._starts = [0, *accumulate(length + 1 for length in lengths)]
+        self._lengths = lengths
+
+    def usual(self, offset: int) -> int:
+        line = bisect_right(self._starts, offset)
+        near = self._lengths[max(line - _NEAR_LINES, 0) : line + _NEAR_LINES]
+        full = sorted(length for length in near if length > 20)
+        return full[len(full) * 3 // 4] if full else 0
 
 
 def _outside(skip: Sequence[tuple[int, int]], length: int) -> Iterator[tuple[int, int]]:
@@ -65,12 +82,6 @@ def _outside(skip: Sequence[tuple[int, int]], length: int) -> Iterator[tuple[int
         cursor = max(cursor, end)
     if cursor < length:
         yield cursor, length
-
-
-def _usual_line(text: str) -> int:
-    """Length that wrapped lines come near: the upper quartile of all but the shortest."""
-    lengths = sorted(len(line) for line in text.split("\n") if len(line) > 20)
-    return lengths[len(lengths) * 3 // 4] if lengths else 0
 
 
 def _pieces(text: str, start: int, end: int, usual: int) -> Iterator[tuple[int, int]]:

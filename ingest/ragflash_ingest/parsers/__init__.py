@@ -1,0 +1,1 @@
+"""One parser a media type; `parse_bytes` picks it."""

@@ -1,0 +1,182 @@
+"""HTML: what a reader sees, as paragraphs; nothing is fetched and no script runs."""
+
+import re
+from dataclasses import dataclass, field
+
+from selectolax.lexbor import LexborHTMLParser, LexborNode
+
+from ragflash_ingest.document import Document, FailureReason, ParseError, Section
+from ragflash_ingest.encoding import decode
+from ragflash_ingest.parsers.text import canonical, single_page
+from ragflash_ingest.sniff import MediaType
+
+PARSER = "html 1"
+CELL_SEPARATOR = " | "
+
+_DECLARED = re.compile(rb"""<meta[^>]+charset\s*=\s*["']?\s*([\w.:-]+)""", re.IGNORECASE)
+_UNSEEN_TAGS = """
+    head script style nav noscript template iframe svg math object canvas select button
+"""
+_BLOCK_TAGS = """
+    address article aside blockquote body caption dd details div dl dt fieldset figcaption figure
+    footer form h1 h2 h3 h4 h5 h6 header hr li main ol p pre section summary table tbody tfoot
+    thead title tr ul
+"""
+_UNSEEN, _BLOCKS = frozenset(_UNSEEN_TAGS.split()), frozenset(_BLOCK_TAGS.split())
+_TIGHT = frozenset({"li", "tr", "dt", "dd"})  # these are lines, not paragraphs
+_HIDING = re.compile(r"display\s*:\s*none|visibility\s*:\s*hidden|font-size\s*:\s*0(?![.\d]*[1-9])")
+_SPACES = re.compile(r"[ \t\n\r\f]+")
+
+_NOTHING, _SPACE, _LINE, _PARAGRAPH = range(4)
+_GAPS = ("", " ", "\n", "\n\n")
+
+
+def parse(data: bytes) -> Document:
+    """Parse an HTML file.
+
+    Raises:
+        ParseError: `empty` (nothing visible) or `encoding_unknown`.
+    """
+    declared = _DECLARED.search(data[:2048])
+    decoded = decode(data, declared=declared[1].decode("ascii") if declared else None)
+    tree = LexborHTMLParser(canonical(decoded.text))
+    writer = _Writer()
+    if tree.body is not None:
+        _walk(tree.body, writer)
+    text = "".join(writer.pieces)
+    if not text.strip():
+        raise ParseError(FailureReason.EMPTY, "the page shows no text")
+    title = tree.css_first("head > title")
+    hidden = (f"{writer.hidden} hidden parts were left out",) if writer.hidden else ()
+    return Document(
+        text=text,
+        pages=single_page(text),
+        sections=tuple(writer.sections),
+        media_type=MediaType.HTML,
+        encoding=decoded.encoding,
+        warnings=decoded.warnings + hidden,
+        parser=PARSER,
+        title=(" ".join(title.text().split()) or None) if title else None,
+    )
+
+
+@dataclass(slots=True)
+class _Writer:
+    """The text so far, and the gap that the next word will need."""
+
+    pieces: list[str] = field(default_factory=list)
+    sections: list[Section] = field(default_factory=list)
+    length: int = 0
+    gap: int = _NOTHING
+    cells: list[int] = field(default_factory=list)  # of the open rows
+    inside_cell: int = 0
+    verbatim: int = 0
+    cell_begins: bool = False
+    heading: int | None = None  # index in `pieces` where the open heading begins
+    hidden: int = 0
+
+    def want(self, gap: int) -> None:
+        if self.inside_cell:
+            gap = _NOTHING if self.cell_begins else min(gap, _SPACE)
+        self.gap = max(self.gap, gap)
+
+    def write(self, text: str) -> None:
+        if self.length and self.gap:
+            self.pieces.append(_GAPS[self.gap])
+            self.length += len(_GAPS[self.gap])
+        self.gap = _NOTHING
+        self.cell_begins = False
+        self.pieces.append(text)
+        self.length += len(text)
+
+    def words(self, text: str) -> None:
+        """Write running text, its white space as HTML counts it."""
+        if self.verbatim and not self.inside_cell:
+            if text.strip():
+                self.write(text.strip("\n"))
+            return
+        flowing = _SPACES.sub(" ", text)
+        if flowing[:1] == " ":
+            self.want(_SPACE)
+        if flowing.strip(" "):
+            self.write(flowing.strip(" "))
+        if flowing[-1:] == " " and self.length:
+            self.want(_SPACE)
+
+
+def _walk(root: LexborNode, writer: _Writer) -> None:
+    """Depth first with a stack of our own: pages may nest deeper than Python recurses."""
+    stack: list[tuple[LexborNode, bool]] = [(root, False)]
+    while stack:
+        node, leaving = stack.pop()
+        tag = node.tag or ""
+        if leaving:
+            _leave(tag, writer)
+            continue
+        if tag == "-text":
+            writer.words(node.text_content or "")
+            continue
+        if tag.startswith(("-", "!")) or tag in _UNSEEN:
+            continue
+        if _is_hidden(node):
+            writer.hidden += 1
+            continue
+        _enter(tag, writer)
+        stack.append((node, True))
+        children = list(node.iter(include_text=True))
+        stack.extend((child, False) for child in reversed(children))
+
+
+def _is_hidden(node: LexborNode) -> bool:
+    attributes = node.attributes
+    return "hidden" in attributes or bool(_HIDING.search((attributes.get("style") or "").lower()))
+
+
+def _enter(tag: str, writer: _Writer) -> None:
+    if tag in _BLOCKS:
+        writer.want(_LINE if tag in _TIGHT else _PARAGRAPH)
+    match tag:
+        case "h1" | "h2" | "h3" | "h4" | "h5" | "h6":
+            writer.heading = len(writer.pieces)
+        case "br":
+            writer.want(_LINE)
+        case "pre" | "textarea":
+            writer.verbatim += 1
+        case "li":
+            writer.write("- ")
+        case "tr":
+            writer.cells.append(0)
+        case "td" | "th":
+            if writer.cells:
+                if writer.cells[-1]:
+                    writer.write(CELL_SEPARATOR)
+                writer.cells[-1] += 1
+            writer.inside_cell += 1
+            writer.cell_begins = True
+
+
+def _leave(tag: str, writer: _Writer) -> None:
+    match tag:
+        case "h1" | "h2" | "h3" | "h4" | "h5" | "h6":
+            _end_heading(int(tag[1]), writer)
+        case "pre" | "textarea":
+            writer.verbatim -= 1
+        case "tr":
+            writer.cells.pop()
+        case "td" | "th":
+            writer.inside_cell -= 1
+            writer.cell_begins = False
+            writer.gap = _NOTHING if writer.gap == _SPACE else writer.gap
+    if tag in _BLOCKS:
+        writer.want(_LINE if tag in _TIGHT else _PARAGRAPH)
+
+
+def _end_heading(level: int, writer: _Writer) -> None:
+    if writer.heading is None:
+        return
+    text = "".join(writer.pieces[writer.heading :])
+    title = " ".join(text.split())
+    if title:
+        start = writer.length - len(text.lstrip())
+        writer.sections.append(Section(title, level, start))
+    writer.heading = None
