@@ -1,0 +1,211 @@
+"""What the routes need from the rest of the program, and how they get it."""
+
+from collections.abc import AsyncGenerator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Protocol
+
+from fastapi import Depends, Request
+
+from ragflash.api.problems import NotReady
+from ragflash.engine.request import EngineInfo, Event, GenerateRequest
+from ragflash.errors import EngineDead, RagflashError
+from ragflash.rag.records import (
+    DEFAULT_COLLECTION,
+    AskEvent,
+    AskRequest,
+    DocumentRecord,
+    DuplicatePolicy,
+    JobRecord,
+    Scope,
+    SearchHit,
+    SearchMode,
+)
+
+__all__ = ["ApiConfig", "CallerScope", "Provided", "Services"]
+
+
+@dataclass(frozen=True, slots=True)
+class ApiConfig:
+    """The part of the settings that concerns HTTP.
+
+    Attributes:
+        allowed_hosts: Names that may stand in the Host header, lower case; `None` allows any.
+    """
+
+    api_key: str | None
+    allowed_hosts: frozenset[str] | None
+    heartbeat_s: float
+    max_upload_bytes: int
+
+
+class TextPage(Protocol):
+    """A page's range of a document's text."""
+
+    @property
+    def number(self) -> int: ...
+    @property
+    def label(self) -> str | None: ...
+    @property
+    def start(self) -> int: ...
+    @property
+    def end(self) -> int: ...
+
+
+class PagedText(Protocol):
+    """A document's stored text; what the routes see of `ragflash_ingest`'s `Document`."""
+
+    @property
+    def text(self) -> str: ...
+    @property
+    def pages(self) -> Sequence[TextPage]: ...
+
+
+class Added(Protocol):
+    """What adding a document gave; `job` is `None` where nothing had to be done."""
+
+    @property
+    def document(self) -> DocumentRecord: ...
+    @property
+    def job(self) -> JobRecord | None: ...
+    @property
+    def deduplicated(self) -> bool: ...
+
+
+class DocumentPage(Protocol):
+    """A part of a listing."""
+
+    @property
+    def items(self) -> Sequence[DocumentRecord]: ...
+    @property
+    def has_more(self) -> bool: ...
+
+
+class DocumentLibrary(Protocol):
+    """The stored documents; every call blocks and may come from any thread."""
+
+    def add(
+        self,
+        scope: Scope,
+        collection_id: str,
+        name: str,
+        source: Path,
+        on_duplicate: DuplicatePolicy = ...,
+    ) -> Added: ...
+    def get(self, scope: Scope, document_id: str) -> DocumentRecord: ...
+    def delete(self, scope: Scope, document_id: str) -> None: ...
+    def document(self, scope: Scope, document_id: str) -> PagedText: ...
+    def content_path(self, scope: Scope, document_id: str) -> Path: ...
+    def job(self, scope: Scope, job_id: str) -> JobRecord: ...
+    def cancel(self, scope: Scope, job_id: str) -> JobRecord: ...
+    def search(
+        self,
+        scope: Scope,
+        query: str,
+        *,
+        document_ids: Sequence[str] | None = ...,
+        limit: int = ...,
+        mode: SearchMode = ...,
+    ) -> Sequence[SearchHit]: ...
+    def list(self, scope: Scope, *, limit: int, after: str | None) -> DocumentPage: ...
+
+
+class Asker(Protocol):
+    """Answers questions; closing the iterator cancels the work."""
+
+    def ask(self, scope: Scope, request: AskRequest) -> AsyncGenerator[AskEvent, None]: ...
+
+
+class TextEngine(Protocol):
+    """The model; closing the iterator cancels the request."""
+
+    def generate(self, request: GenerateRequest) -> AsyncGenerator[Event, None]: ...
+    def info(self) -> EngineInfo: ...
+    @property
+    def is_alive(self) -> bool: ...
+
+
+class Services:
+    """The parts that routes work with; they arrive one by one while the server already answers.
+
+    A part that has not arrived raises `NotReady`, or the error that keeps it from arriving.
+    """
+
+    def __init__(self, config: ApiConfig) -> None:
+        self.config = config
+        self._library: DocumentLibrary | None = None
+        self._answerer: Asker | None = None
+        self._engine: TextEngine | None = None
+        self._failure: RagflashError | None = None
+
+    def provide_library(self, library: DocumentLibrary) -> None:
+        """Make documents and search available."""
+        self._library = library
+
+    def provide_engine(self, engine: TextEngine, answerer: Asker) -> None:
+        """Make chat and answers available."""
+        self._engine, self._answerer = engine, answerer
+
+    def fail(self, error: RagflashError) -> None:
+        """Say why what is missing will not come."""
+        self._failure = error
+
+    @property
+    def library(self) -> DocumentLibrary:
+        """The stored documents."""
+        if self._library is None:
+            raise self._absence("the document store is being opened")
+        return self._library
+
+    @property
+    def answerer(self) -> Asker:
+        """Answers from documents."""
+        if self._answerer is None:
+            raise self._absence("the model is being loaded")
+        return self._answerer
+
+    @property
+    def engine(self) -> TextEngine:
+        """The running model.
+
+        Raises:
+            EngineDead: It was running and has stopped.
+        """
+        if self._engine is None:
+            raise self._absence("the model is being loaded")
+        if not self._engine.is_alive:
+            raise EngineDead("the engine's worker has stopped; restart the server")
+        return self._engine
+
+    def missing(self) -> tuple[tuple[str, ...], str | None]:
+        """Name the parts that cannot serve, and say why."""
+        missing: list[str] = []
+        detail: str | None = None
+        for part in ("library", "engine"):
+            try:
+                getattr(self, part)
+            except RagflashError as error:
+                missing.append(part)
+                detail = detail or error.detail
+        return tuple(missing), detail
+
+    def engine_info(self) -> EngineInfo | None:
+        """Describe the model; `None` while it is not loaded."""
+        return None if self._engine is None else self._engine.info()
+
+    def _absence(self, what: str) -> RagflashError:
+        return self._failure or NotReady(f"{what}; try again in a few seconds")
+
+
+def _services(request: Request) -> Services:
+    services: Services = request.app.state.services
+    return services
+
+
+def _scope() -> Scope:
+    # One key, one collection: whoever passed the guard sees the default collection.
+    return Scope(frozenset({DEFAULT_COLLECTION}))
+
+
+Provided = Annotated[Services, Depends(_services)]
+CallerScope = Annotated[Scope, Depends(_scope)]

@@ -1,0 +1,186 @@
+"""Bodies of the routes that copy OpenAI's.
+
+Clients of all ages send keys that nobody knows: these are ignored. A key that would change the
+answer and cannot be honoured is refused by name.
+"""
+
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from ragflash.api.schemas import EngineTimingsOut
+from ragflash.engine.request import (
+    ChatMessage,
+    FinishReason,
+    GenerateRequest,
+    SamplingParams,
+    SegmentKind,
+    TextSegment,
+    Timings,
+    Usage,
+)
+from ragflash.errors import ConstraintUnsupported, InputError
+
+DEFAULT_MAX_TOKENS = 1024
+
+FINISH_REASONS = {
+    FinishReason.STOP: "stop",
+    FinishReason.CONSTRAINT: "stop",
+    FinishReason.LENGTH: "length",
+}
+
+
+class _Lenient(BaseModel):
+    model_config = ConfigDict(extra="ignore")
+
+
+class TextPart(_Lenient):
+    """One part of a message; only text is understood."""
+
+    type: str
+    text: str = ""
+
+
+class MessageBody(_Lenient):
+    """One turn of a conversation."""
+
+    role: Literal["system", "developer", "user", "assistant", "tool", "function"]
+    content: str | list[TextPart] | None = None
+    tool_calls: list[Any] | None = None
+
+    def text(self) -> str:
+        """Join the text parts.
+
+        Raises:
+            InputError: A part is not text.
+        """
+        if self.content is None or isinstance(self.content, str):
+            return self.content or ""
+        for part in self.content:
+            if part.type not in {"text", "input_text", "output_text"}:
+                raise InputError(f"content of type {part.type!r} is not supported; send text")
+        return "".join(part.text for part in self.content)
+
+
+class StreamOptions(_Lenient):
+    """What a stream carries besides text."""
+
+    include_usage: bool = False
+
+
+class ResponseFormat(_Lenient):
+    """The wanted form of the output."""
+
+    type: str = "text"
+
+
+class ChatBody(_Lenient):
+    """A chat completion request; without `temperature` decoding is greedy."""
+
+    model: str
+    messages: Annotated[list[MessageBody], Field(min_length=1)]
+    stream: bool = False
+    stream_options: StreamOptions | None = None
+    max_tokens: Annotated[int, Field(ge=1)] | None = None
+    max_completion_tokens: Annotated[int, Field(ge=1)] | None = None
+    temperature: float | None = None
+    top_p: float | None = None
+    top_k: int | None = None
+    min_p: float | None = None
+    presence_penalty: float | None = None
+    frequency_penalty: float | None = None
+    repetition_penalty: float | None = None
+    seed: int | None = None
+    stop: str | list[str] | None = None
+    n: int | None = None
+    tools: list[Any] | None = None
+    functions: list[Any] | None = None
+    logprobs: bool | None = None
+    logit_bias: dict[str, float] | None = None
+    response_format: ResponseFormat | None = None
+
+    @property
+    def include_usage(self) -> bool:
+        """Whether a stream ends with a chunk of its own for usage."""
+        return self.stream_options is not None and self.stream_options.include_usage
+
+    def request(self, request_id: str, namespace: str) -> GenerateRequest:
+        """Give what the engine takes; it clamps the output to what the context leaves.
+
+        Raises:
+            InputError: Something cannot be honoured.
+        """
+        self._refuse()
+        chosen = {
+            name: value
+            for name in SamplingParams.__dataclass_fields__
+            if (value := getattr(self, name)) is not None
+        }
+        return GenerateRequest(
+            id=request_id,
+            messages=_messages(self.messages),
+            namespace=namespace,
+            max_tokens=self.max_completion_tokens or self.max_tokens or DEFAULT_MAX_TOKENS,
+            stop=_stop(self.stop),
+            sampling=SamplingParams(**chosen),
+        )
+
+    def _refuse(self) -> None:
+        if self.n not in {None, 1}:
+            raise InputError(f"n = {self.n} is not supported: one choice is made a request")
+        if self.tools or self.functions:
+            raise ConstraintUnsupported(
+                "tools are not supported by this server; send none or an empty list"
+            )
+        if self.logprobs:
+            raise InputError("logprobs are not supported")
+        if self.logit_bias:
+            raise InputError("logit_bias is not supported")
+        if self.response_format is not None and self.response_format.type != "text":
+            raise ConstraintUnsupported(
+                f"response_format {self.response_format.type!r} is not supported; only 'text' is"
+            )
+
+
+def _stop(stop: str | list[str] | None) -> tuple[str, ...]:
+    texts = (stop,) if isinstance(stop, str) else tuple(stop or ())
+    if "" in texts:
+        raise InputError("stop holds an empty text, which would end every output at once")
+    return texts
+
+
+def _messages(bodies: list[MessageBody]) -> tuple[ChatMessage, ...]:
+    last_user = max(
+        (index for index, body in enumerate(bodies) if body.role == "user"), default=None
+    )
+    if last_user is None:
+        raise InputError("messages hold no turn of the user")
+    messages: list[ChatMessage] = []
+    for index, body in enumerate(bodies):
+        if body.role in {"tool", "function"} or body.tool_calls:
+            raise ConstraintUnsupported(
+                f"messages.{index}: tool calls and their results are not supported"
+            )
+        role = "system" if body.role == "developer" else body.role
+        kind = SegmentKind.CONVERSATION
+        if role == "system" and all(message.role == "system" for message in messages):
+            kind = SegmentKind.RULES
+        elif index == last_user:
+            kind = SegmentKind.QUESTION
+        messages.append(ChatMessage(role, (TextSegment(kind, body.text()),)))
+    return tuple(messages)
+
+
+def usage_body(usage: Usage) -> dict[str, Any]:
+    """Spell token counts as OpenAI does."""
+    return {
+        "prompt_tokens": usage.prompt_tokens,
+        "completion_tokens": usage.completion_tokens,
+        "total_tokens": usage.prompt_tokens + usage.completion_tokens,
+        "prompt_tokens_details": {"cached_tokens": usage.cached_tokens},
+    }
+
+
+def timings_body(timings: Timings) -> dict[str, Any]:
+    """Spell timings as everywhere in this API."""
+    return EngineTimingsOut.of(timings).model_dump()

@@ -1,0 +1,324 @@
+"""Bodies of the native routes; the command line prints the same objects.
+
+Unknown keys are refused, so that a misspelt option is not an option ignored. Replies are read off
+the records (`Reply.of`); an alias says where a name of ours differs from the record's.
+"""
+
+from typing import Annotated, Literal, Self
+
+from pydantic import (
+    AfterValidator,
+    AliasPath,
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    computed_field,
+)
+
+from ragflash.rag.records import (
+    AskMode,
+    AskRequest,
+    AskTimings,
+    DocumentState,
+    JobState,
+    QuoteMatch,
+    SearchMode,
+)
+
+_UNQUANTISED = frozenset({"f32", "f16", "bf16"})
+
+
+class Body(BaseModel):
+    """What a client sends to a native route."""
+
+    model_config = ConfigDict(extra="forbid")
+
+
+class Reply(BaseModel):
+    """What a route answers."""
+
+    model_config = ConfigDict(frozen=True, from_attributes=True)
+
+    @classmethod
+    def of(cls, record: object) -> Self:
+        """Read the fields off a record's attributes."""
+        return cls.model_validate(record)
+
+
+class TextBody(Body):
+    """A document sent as text; `name` is a label and may end in `.md` or `.html`."""
+
+    text: str
+    name: str = "untitled.txt"
+
+
+class SearchBody(Body):
+    """A query; `documents` are ids, left out for all."""
+
+    query: str
+    documents: list[str] | None = None
+    limit: Annotated[int, Field(ge=1, le=100)] = 10
+    mode: SearchMode = SearchMode.HYBRID
+
+
+class AskBody(Body):
+    """A question; `documents` are ids, left out for all."""
+
+    question: str
+    documents: list[str] | None = None
+    mode: AskMode = AskMode.AUTO
+    max_quotes: Annotated[int, Field(ge=1, le=20)] = 3
+    max_tokens: Annotated[int, Field(ge=1, le=4096)] = 96
+    use_engine: bool = True
+    stream: bool = False
+
+    def request(self) -> AskRequest:
+        """Give what the answerer takes."""
+        return AskRequest(
+            question=self.question,
+            document_ids=None if self.documents is None else tuple(self.documents),
+            mode=self.mode,
+            max_quotes=self.max_quotes,
+            max_tokens=self.max_tokens,
+            use_engine=self.use_engine,
+        )
+
+
+class DocumentOut(Reply):
+    """A document; states in which it can be asked are `ready` and `partial`."""
+
+    object: Literal["document"] = "document"
+    id: str
+    name: str
+    collection: str = Field(validation_alias="collection_id")
+    state: DocumentState
+    reason: str | None
+    media_type: str
+    size_bytes: int
+    sha256: str
+    pages: int
+    chunks: int
+    characters: int
+    tokens: int
+    warnings: tuple[str, ...]
+    created_ms: int
+
+
+class JobOut(Reply):
+    """Background work; `done` of `total` counts the pages or chunks of its stage."""
+
+    object: Literal["job"] = "job"
+    id: str
+    document: str = Field(validation_alias="document_id")
+    state: JobState
+    stage: str
+    done: int
+    total: int
+    code: str | None
+    detail: str | None
+    created_ms: int
+
+
+class UploadOut(Reply):
+    """What became of an upload; without a job there is nothing to wait for."""
+
+    document: DocumentOut
+    job: JobOut | None
+    deduplicated: bool
+
+
+class DocumentListOut(Reply):
+    """A page of documents; the next one is asked for with `after=last_id`."""
+
+    object: Literal["list"] = "list"
+    data: tuple[DocumentOut, ...]
+    has_more: bool
+    first_id: str | None
+    last_id: str | None
+
+
+class PageTextOut(Reply):
+    """Text of one page, or of all; offsets count characters of the whole text."""
+
+    document: str
+    page: int | None
+    label: str | None
+    start: int
+    end: int
+    text: str
+
+
+class HitOut(Reply):
+    """A passage and why it was found."""
+
+    document: str = Field(validation_alias=AliasPath("chunk", "document_id"))
+    document_name: str
+    index: int = Field(validation_alias=AliasPath("chunk", "index"))
+    text: str = Field(validation_alias=AliasPath("chunk", "text"))
+    start: int = Field(validation_alias=AliasPath("chunk", "start"))
+    end: int = Field(validation_alias=AliasPath("chunk", "end"))
+    page: int = Field(validation_alias=AliasPath("chunk", "page_start"))
+    page_end: int = Field(validation_alias=AliasPath("chunk", "page_end"))
+    section: str | None = Field(validation_alias=AliasPath("chunk", "section"))
+    score: float
+    dense_score: float | None
+    sparse_score: float | None
+    exact: bool
+
+
+class SearchOut(Reply):
+    """Hits, best first."""
+
+    object: Literal["list"] = "list"
+    query: str
+    mode: SearchMode
+    data: tuple[HitOut, ...]
+
+
+class PageRangeOut(Reply):
+    """The part of a quote on one page; characters count from the page's first."""
+
+    page: int
+    label: str | None
+    start: int
+    end: int
+
+
+class BoxOut(Reply):
+    """A line of a quote, in points from the page's top-left corner."""
+
+    page: int
+    x0: float
+    y0: float
+    x1: float
+    y1: float
+
+
+class CitationOut(Reply):
+    """A quote that was found in the stored text: `text[start:end] == quote`."""
+
+    n: int
+    document: str = Field(validation_alias="document_id")
+    document_name: str
+    version_sha256: str
+    quote: str
+    match: QuoteMatch
+    start: int
+    end: int
+    page: int = Field(validation_alias="page_start")
+    page_end: int
+    page_label: str | None
+    section: str | None
+    pages: tuple[PageRangeOut, ...]
+    boxes: tuple[BoxOut, ...]
+
+
+class UsageOut(Reply):
+    """Token counts; `cached_tokens` are those of the prompt that were not computed again."""
+
+    prompt_tokens: int
+    completion_tokens: int
+    cached_tokens: int
+
+
+Milliseconds = Annotated[float, AfterValidator(lambda value: round(value, 3))]
+
+
+class EngineTimingsOut(Reply):
+    """Where the engine's time went."""
+
+    queue_ms: Milliseconds = 0.0
+    prompt_n: int = 0
+    cache_n: int = 0
+    prompt_ms: Milliseconds = 0.0
+    predicted_n: int = 0
+    predicted_ms: Milliseconds = 0.0
+    predicted_per_second: float = 0.0
+    draft_n: int = 0
+    draft_n_accepted: int = 0
+    ttft_ms: Milliseconds | None = None
+
+
+class AskTimingsOut(EngineTimingsOut):
+    """Where an answer's time went; the engine's part is zero when it was not used."""
+
+    retrieve_ms: Milliseconds
+    rerank_ms: Milliseconds
+    total_ms: Milliseconds
+
+    @classmethod
+    def of_ask(cls, timings: AskTimings) -> Self:
+        """Lay the engine's timings beside those of the other stages."""
+        engine = EngineTimingsOut.of(timings.engine) if timings.engine else EngineTimingsOut()
+        fields = engine.model_dump() | {
+            "ttft_ms": timings.ttft_ms,
+            "retrieve_ms": timings.retrieve_ms,
+            "rerank_ms": timings.rerank_ms,
+            "total_ms": timings.total_ms,
+        }
+        return cls(**fields)
+
+
+class EngineOut(Reply):
+    """What made a reply."""
+
+    model: str
+    model_hash: str
+    architecture: str
+    weights: str
+    compute_dtype: str
+    kv_format: str
+    context_tokens: int
+    device: str
+    lossless: Literal[True] = Field(True, description="Drafting never changes the output.")
+
+    @computed_field(description="The cache is quantised, which changes the output a little.")  # type: ignore[prop-decorator]
+    @property
+    def lossy(self) -> bool:
+        """Whether the cache is quantised."""
+        return self.kv_format not in _UNQUANTISED
+
+
+class AnswerOut(Reply):
+    """The answer to a question, the same streamed or not."""
+
+    object: Literal["answer"] = "answer"
+    id: str
+    question: str
+    answered: bool
+    answer: str
+    citations: tuple[CitationOut, ...]
+    dropped_quotes: int
+    mode: AskMode
+    mode_reason: str
+    context: str
+    degraded: tuple[str, ...]
+    miss_reason: str | None
+    usage: UsageOut
+    timings: Annotated[AskTimingsOut, BeforeValidator(AskTimingsOut.of_ask)]
+    engine: EngineOut | None
+
+
+class LimitsOut(Reply):
+    """What this server accepts."""
+
+    max_upload_bytes: int
+    heartbeat_s: float
+    context_tokens: int | None
+
+
+class VersionOut(Reply):
+    """The program, its limits and, once loaded, its engine."""
+
+    version: str
+    limits: LimitsOut
+    engine: EngineOut | None
+
+
+class ReadinessOut(Reply):
+    """`missing` names the parts that are not there yet, and `detail` why."""
+
+    ready: bool
+    missing: tuple[str, ...]
+    detail: str | None
