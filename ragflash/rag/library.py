@@ -1,0 +1,368 @@
+"""The library: everything that is stored about documents, behind one thread-safe face."""
+
+import shutil
+import threading
+import time
+from collections import OrderedDict
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Self
+from uuid import uuid4
+
+import numpy as np
+import numpy.typing as npt
+
+from ragflash.errors import Conflict, NotFound, UnsafeName
+from ragflash.rag.assemble import LibraryConfig, Parts, assemble
+from ragflash.rag.embed import Embedder
+from ragflash.rag.files import StagedBlob, storage_errors
+from ragflash.rag.ingest import CANCELLED, DocumentParser
+from ragflash.rag.records import (
+    ChunkRecord,
+    DocumentRecord,
+    DocumentState,
+    DuplicatePolicy,
+    JobRecord,
+    JobState,
+    Scope,
+    SearchHit,
+    SearchMode,
+)
+from ragflash_ingest.document import Document
+from ragflash_ingest.names import safe_display_name
+
+__all__ = ["AddResult", "Library", "LibraryConfig", "LibraryHealth", "Page"]
+
+_CACHED_DOCUMENTS = 8
+
+
+@dataclass(frozen=True, slots=True)
+class AddResult:
+    """What became of an upload.
+
+    Attributes:
+        job: The work on the document; that of the earlier upload when `deduplicated`.
+        deduplicated: The collection held these bytes already and nothing is done again.
+    """
+
+    document: DocumentRecord
+    job: JobRecord
+    deduplicated: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Page:
+    """A part of a listing."""
+
+    items: tuple[DocumentRecord, ...]
+    has_more: bool
+
+
+@dataclass(frozen=True, slots=True)
+class LibraryHealth:
+    """How a library is doing.
+
+    Attributes:
+        documents: Number by state.
+        open_jobs: Jobs that wait or run.
+        worker_alive: Whether jobs are being worked on.
+        free_bytes: Of the disk that the data folder is on.
+    """
+
+    documents: dict[str, int]
+    chunks: int
+    open_jobs: int
+    worker_alive: bool
+    embedding: str
+    free_bytes: int
+
+
+class Library:
+    """Documents in a folder that this process owns; one background thread does the long work.
+
+    Every method is synchronous and may be called from any thread. What a scope does not hold is
+    `NotFound`, in the same words as what does not exist.
+    """
+
+    def __init__(
+        self, config: LibraryConfig, embedder: Embedder, parts: Parts, closing: ExitStack
+    ) -> None:
+        """Use `open`."""
+        self._config = config
+        self._embedder = embedder
+        self._database = parts.database
+        self._corpus = parts.corpus
+        self._jobs = parts.jobs
+        self._files = parts.files
+        self._eraser = parts.eraser
+        self._ingestor = parts.ingestor
+        self._worker = parts.worker
+        self._retriever = parts.retriever
+        self._closing = closing
+        self._documents: OrderedDict[str, Document] = OrderedDict()
+        self._documents_lock = threading.Lock()
+
+    @classmethod
+    def open(
+        cls,
+        config: LibraryConfig,
+        embedder: Embedder,
+        *,
+        parser: DocumentParser | None = None,
+        count_tokens: Callable[[str], int] | None = None,
+        on_drop: Callable[[str], None] | None = None,
+    ) -> Self:
+        """Take the data folder, finish what a crash interrupted, and start working.
+
+        Args:
+            config: Where it lies and its limits.
+            embedder: Makes the vectors; another one than a collection was built with is refused.
+            parser: Reads files; by default a pool of child processes. The library closes it.
+            count_tokens: Counts a text's tokens as the loaded language model does.
+            on_drop: Told the source id of every document that is erased, perhaps twice.
+
+        Raises:
+            DataFolderLocked: Another process has the folder.
+            IndexMismatch: A collection was built with another embedding model.
+            StorageError: The disk, the database or the vector store refused.
+        """
+        with ExitStack() as stack:
+            parts = assemble(config, embedder, stack, parser, count_tokens, on_drop)
+            parts.eraser.reconcile()
+            stack.callback(parts.worker.close)
+            parts.worker.start()
+            return cls(config, embedder, parts, stack.pop_all())
+
+    def close(self) -> None:
+        """Interrupt the running job (it resumes at the next start) and give the folder up."""
+        self._closing.close()
+
+    def add(
+        self,
+        scope: Scope,
+        collection_id: str,
+        name: str,
+        source: Path | bytes,
+        on_duplicate: DuplicatePolicy = DuplicatePolicy.REUSE,
+    ) -> AddResult:
+        """Store a document's bytes and queue the work on it; returns before that is done.
+
+        `REUSE` returns the collection's document of the same bytes unless that has failed,
+        `REPLACE` makes a new one that takes its place once it is searchable, `KEEP` keeps both.
+
+        Raises:
+            NotFound: The collection is not in scope.
+            UnsafeName: The name cannot be shown safely.
+            DocumentTooLarge: More bytes than `max_upload_bytes`.
+            StorageError: The source or the disk refused.
+        """
+        if not collection_id or collection_id not in scope:
+            raise NotFound(f"there is no collection {collection_id!r}")
+        try:
+            label = safe_display_name(name)
+        except ValueError as error:
+            raise UnsafeName(f"{error}: send another name") from error
+        staged = self._files.stage(source, self._config.max_upload_bytes)
+        try:
+            result, failed = self._add_staged(collection_id, label, staged, on_duplicate)
+        finally:
+            self._files.discard(staged)
+        if failed is not None:
+            self._eraser.purge(failed)
+        return result
+
+    def get(self, scope: Scope, document_id: str) -> DocumentRecord:
+        """One document's record.
+
+        Raises:
+            NotFound: It is not in scope.
+        """
+        return self._corpus.get(scope, document_id)
+
+    def document(self, scope: Scope, document_id: str) -> Document:
+        """A document's text, pages, sections and boxes; the last few are kept in memory.
+
+        Raises:
+            NotFound: It is not in scope.
+            Conflict: It has not been parsed, or could not be.
+        """
+        record = self._corpus.get(scope, document_id)
+        with self._documents_lock:
+            if document_id in self._documents:
+                self._documents.move_to_end(document_id)
+                return self._documents[document_id]
+        if not record.parser:
+            raise Conflict(f"document {document_id!r} is {record.state}: there is no text yet")
+        document = self._files.read_document(record.sha256, record.parser)
+        with self._documents_lock:
+            self._documents[document_id] = document
+            while len(self._documents) > _CACHED_DOCUMENTS:
+                self._documents.popitem(last=False)
+        self._corpus.get(scope, document_id)  # deleted meanwhile: not returned
+        return document
+
+    def chunks(self, scope: Scope, document_id: str) -> list[ChunkRecord]:
+        """A document's passages in order; none before it is parsed.
+
+        Raises:
+            NotFound: It is not in scope.
+        """
+        return self._corpus.chunks(self._corpus.get(scope, document_id).id)
+
+    def content_path(self, scope: Scope, document_id: str) -> Path:
+        """Where the original bytes lie; to be read, not changed.
+
+        Raises:
+            NotFound: It is not in scope.
+        """
+        return self._files.blob_path(self._corpus.get(scope, document_id).sha256)
+
+    def delete(self, scope: Scope, document_id: str) -> None:
+        """Erase a document in any state; when this returns, nothing of it can be found.
+
+        A failure on the way leaves it hidden, and the next start goes on.
+
+        Raises:
+            NotFound: It is not in scope.
+        """
+        with self._database.transaction():
+            document = self._corpus.get(scope, document_id)
+            self._corpus.move(document.id, DocumentState.DELETING)
+            self._jobs.move(self._jobs.of_document(document.id).id, JobState.CANCELLED)
+        self._worker.leave(document.id)
+        self._eraser.purge(document)
+        with self._documents_lock:
+            self._documents.pop(document.id, None)
+
+    def search(
+        self,
+        scope: Scope,
+        query: str,
+        *,
+        document_ids: Sequence[str] | None = None,
+        limit: int = 10,
+        mode: SearchMode = SearchMode.HYBRID,
+    ) -> list[SearchHit]:
+        """Find passages, best first, in all of the scope or in the documents named.
+
+        Raises:
+            QuestionBlank: The query holds no word.
+            NotFound: A document named is not in scope.
+        """
+        return self._retriever.search(
+            scope, query, document_ids=document_ids, limit=limit, mode=mode
+        )
+
+    def embed_texts(self, texts: Sequence[str]) -> npt.NDArray[np.float32]:
+        """Embed texts as unit rows float32 [len(texts), dim]."""
+        return self._embedder.encode_documents(texts)
+
+    def term_weights(self, text: str) -> dict[int, float]:
+        """Terms of a text, stop words left out, weighed by how rare they are in the library."""
+        return self._retriever.term_weights(text)
+
+    def job(self, scope: Scope, job_id: str) -> JobRecord:
+        """One job.
+
+        Raises:
+            NotFound: It is not in scope, or went with its document.
+        """
+        return self._jobs.get(scope, job_id)
+
+    def wait(self, scope: Scope, job_id: str, timeout_s: float | None = None) -> JobRecord:
+        """Block until a job is final, or time is over, and return it as it then is."""
+        return self._jobs.wait(scope, job_id, timeout_s)
+
+    def watch(self, scope: Scope, job_id: str) -> Iterator[JobRecord]:
+        """Yield a job as it is and after every change until it is final; blocks in between."""
+        return self._jobs.watch(scope, job_id)
+
+    def cancel(self, scope: Scope, job_id: str) -> JobRecord:
+        """Ask a job to end; one that waits ends at once, one that runs between two batches."""
+        with self._database.transaction():
+            job = self._jobs.get(scope, job_id)
+            if not self._worker.cancel(job.document_id) and not job.state.is_final:
+                document = self._corpus.find(job.document_id)
+                if document is not None:
+                    self._ingestor.abandon(document, CANCELLED)
+                self._jobs.move(job.id, JobState.CANCELLED)
+        return self._jobs.get(scope, job_id)
+
+    def health(self) -> LibraryHealth:
+        """How the library is doing, over all collections."""
+        with storage_errors("the data folder cannot be read"):
+            free = shutil.disk_usage(self._config.data_dir).free
+        return LibraryHealth(
+            documents=self._corpus.count_by_state(),
+            chunks=self._corpus.total_chunks(None),
+            open_jobs=self._jobs.count_open(),
+            worker_alive=self._worker.is_alive,
+            embedding=self._embedder.fingerprint,
+            free_bytes=free,
+        )
+
+    def list(
+        self,
+        scope: Scope,
+        *,
+        limit: int = 100,
+        after: str | None = None,
+        state: DocumentState | None = None,
+        name_contains: str | None = None,
+    ) -> Page:
+        """Documents, newest first, from behind the document `after`.
+
+        Raises:
+            NotFound: `after` is not in scope.
+        """
+        found = self._corpus.page(
+            scope, limit=limit + 1, after=after, state=state, name_contains=name_contains
+        )
+        return Page(tuple(found[:limit]), len(found) > limit)
+
+    def _add_staged(
+        self, collection_id: str, name: str, staged: StagedBlob, policy: DuplicatePolicy
+    ) -> tuple[AddResult, DocumentRecord | None]:
+        """Decide and insert in one transaction, so that the same bytes sent twice meet once.
+
+        Returns:
+            The result, and a failed document of the same bytes that is now to be purged.
+        """
+        now_ms = time.time_ns() // 1_000_000
+        with self._database.transaction():
+            twin = None
+            if policy is not DuplicatePolicy.KEEP:
+                twin = self._corpus.find_content(collection_id, staged.sha256)
+            failed = twin if twin is not None and twin.state is DocumentState.FAILED else None
+            if twin is not None and failed is None and policy is DuplicatePolicy.REUSE:
+                self._corpus.add_alias(twin, name)
+                return AddResult(twin, self._jobs.of_document(twin.id), True), None
+            if failed is not None:
+                self._corpus.move(failed.id, DocumentState.DELETING)
+            self._files.keep(staged)
+            self._corpus.add_collection(collection_id, self._embedder.fingerprint, now_ms)
+            document = _new_record(collection_id, name, staged, now_ms)
+            replaces = twin.id if twin is not None and failed is None else None
+            self._corpus.add(document, replaces)
+            job = self._jobs.add(document, now_ms)
+        return AddResult(document, job, False), failed
+
+
+def _new_record(collection_id: str, name: str, staged: StagedBlob, now_ms: int) -> DocumentRecord:
+    return DocumentRecord(
+        id=f"doc_{uuid4().hex}",
+        collection_id=collection_id,
+        name=name,
+        state=DocumentState.QUEUED,
+        media_type="application/octet-stream",
+        size_bytes=staged.size_bytes,
+        sha256=staged.sha256,
+        parser="",
+        pages=0,
+        chunks=0,
+        characters=0,
+        tokens=0,
+        created_ms=now_ms,
+    )
