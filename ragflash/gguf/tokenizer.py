@@ -13,7 +13,9 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Self
 
+import numpy as np
 import tokenizers
+from numpy.typing import NDArray
 from tokenizers.models import BPE
 
 from gguf import TokenType
@@ -35,8 +37,8 @@ def _byte_symbols() -> list[str]:
     return [chr(byte if byte in printable else next(others)) for byte in range(256)]
 
 
-_SYMBOLS = _byte_symbols()
-_BYTE_OF_SYMBOL = {ord(symbol): byte for byte, symbol in enumerate(_SYMBOLS)}
+BYTE_SYMBOLS = _byte_symbols()
+BYTE_OF_SYMBOL = {ord(symbol): byte for byte, symbol in enumerate(BYTE_SYMBOLS)}
 
 
 @dataclass(frozen=True)
@@ -80,7 +82,7 @@ class _Vocabulary:
                         f"{_PREFIX}merges", 0, f"{left!r} {right!r}: {token!r} is no text token"
                     )
         for byte in (*range(0x20, 0x7F), 0x0A):
-            if _SYMBOLS[byte] not in self.ordinary:
+            if BYTE_SYMBOLS[byte] not in self.ordinary:
                 raise GGUFInvalid(f"{_PREFIX}tokens", 0, f"no token for the byte 0x{byte:02X}")
 
 
@@ -107,6 +109,7 @@ class Tokenizer:
         )
         self._bpe = tokenizers.Tokenizer(model)
         self._bpe.pre_tokenizer = vocabulary.recipe.build()
+        self._is_covered = np.array([symbol in vocabulary.ordinary for symbol in BYTE_SYMBOLS])
         self._markup_ids = {
             token: token_id
             for token_id, token in enumerate(self._tokens)
@@ -142,7 +145,10 @@ class Tokenizer:
         Raises:
             InputError: The text holds half of a surrogate pair.
         """
-        ids: list[int] = self._encoding(text).ids
+        try:
+            ids: list[int] = self._bpe.encode(text, add_special_tokens=False).ids
+        except TypeError as error:
+            raise InputError("the text holds half of a surrogate pair") from error
         return ids
 
     def encode_with_offsets(self, text: str) -> tuple[list[int], list[int]]:
@@ -150,8 +156,12 @@ class Tokenizer:
 
         Starts never decrease. Tokens that share the bytes of one character share its start.
         """
-        encoding = self._encoding(text)
-        return encoding.ids, [start for start, _ in encoding.offsets]
+        ids = self.encode(text)
+        stored = np.frombuffer(text.encode(), np.uint8)
+        character_of_byte = np.cumsum(stored & 0xC0 != 0x80) - 1  # continuation bytes start none
+        covered = character_of_byte[self._is_covered[stored]]
+        lengths = self._lengths[ids]
+        return ids, covered[np.cumsum(lengths) - lengths].tolist()
 
     def encode_markup(self, text: str) -> list[int]:
         """Ids of template text, in which control and user-defined tokens are recognised."""
@@ -189,11 +199,9 @@ class Tokenizer:
             for token, kind in zip(self._tokens, self._types, strict=True)
         ]
 
-    def _encoding(self, text: str) -> tokenizers.Encoding:
-        try:
-            return self._bpe.encode(text, add_special_tokens=False)
-        except TypeError as error:
-            raise InputError("the text holds half of a surrogate pair") from error
+    @cached_property
+    def _lengths(self) -> NDArray[np.int64]:
+        return np.array([len(spelled) for spelled in self._bytes], dtype=np.int64)
 
     def _require_known(self, token_id: int) -> None:
         if not 0 <= token_id < self.vocab_size:
@@ -229,7 +237,7 @@ def _recipe(file: GGUFFile) -> PreTokenizerRecipe:
 def _spelled_bytes(token: str, kind: int) -> bytes:
     """User-defined tokens are spelled as they are, all others a character per byte."""
     if kind != TokenType.USER_DEFINED:
-        spelled = token.translate(_BYTE_OF_SYMBOL)
+        spelled = token.translate(BYTE_OF_SYMBOL)
         if all(ord(symbol) < 256 for symbol in spelled):
             return spelled.encode("latin-1")
     return token.encode("utf-8")

