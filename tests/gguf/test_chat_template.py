@@ -217,7 +217,7 @@ DOUBLING = "{% set n = namespace(x='ab') %}{% for i in range(99) %}{% set n.x = 
             "steps",
         ),
         (
-            "{% macro m(n) %}{% if n %}{{ m(n - 1) ~ m(n - 1) }}{% endif %}{% endmacro %}{{ m(50) }}",
+            "{% macro m(n) %}{% if n %}{{ m(n-1) ~ m(n-1) }}{% endif %}{% endmacro %}{{ m(50) }}",
             "steps",
         ),
         ("{% macro m() %}{{ m() }}{% endmacro %}{{ m() }}", "recursion"),
