@@ -66,8 +66,9 @@ class Settings(BaseSettings):
     )
     threads: int = Field(0, ge=0, description="CPU threads of the engine; 0 takes every core.")
 
-    embed_model: str | None = Field(
-        None, description="Embedding model: folder or name; unset takes the packaged one."
+    embed_model: Path | None = Field(
+        None,
+        description="Folder of a sentence-transformers model; unset takes the packaged one.",
     )
     parse_timeout_s: float = Field(
         120.0, gt=0, description="Longest time a parser may spend on one document, in seconds."

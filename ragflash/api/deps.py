@@ -62,12 +62,12 @@ class PagedText(Protocol):
 
 
 class Added(Protocol):
-    """What adding a document gave; `job` is `None` where nothing had to be done."""
+    """What adding a document gave; `job` is that of the first upload when `deduplicated`."""
 
     @property
     def document(self) -> DocumentRecord: ...
     @property
-    def job(self) -> JobRecord | None: ...
+    def job(self) -> JobRecord: ...
     @property
     def deduplicated(self) -> bool: ...
 

@@ -121,10 +121,10 @@ class JobOut(Reply):
 
 
 class UploadOut(Reply):
-    """What became of an upload; without a job there is nothing to wait for."""
+    """What became of an upload; the job is that of the first one when `deduplicated`."""
 
     document: DocumentOut
-    job: JobOut | None
+    job: JobOut
     deduplicated: bool
 
 

@@ -77,7 +77,7 @@ def spoken(*deltas: str) -> list[Event]:
 
 
 class Scripted:
-    """Plays a list: values are yielded, seconds slept, errors raised; counts what is running."""
+    """Plays a list: values are yielded, seconds slept, errors raised, functions called."""
 
     def __init__(self, script: Sequence[Any]) -> None:
         self.script = list(script)
@@ -93,6 +93,8 @@ class Scripted:
                     await asyncio.sleep(step)
                 elif isinstance(step, Exception):
                     raise step
+                elif callable(step):
+                    step()
                 else:
                     yield step
         finally:
@@ -206,7 +208,7 @@ class FakeDocument:
 @dataclass(frozen=True)
 class FakeAdded:
     document: DocumentRecord
-    job: JobRecord | None
+    job: JobRecord
     deduplicated: bool
 
 
@@ -245,7 +247,7 @@ class FakeLibrary:
         sha256 = hashlib.sha256(content).hexdigest()
         known = next((r for r in self.records.values() if r.sha256 == sha256), None)
         if known is not None and on_duplicate is DuplicatePolicy.REUSE:
-            return FakeAdded(known, None, deduplicated=True)
+            return FakeAdded(known, self.jobs[known.id.replace("doc", "job")], deduplicated=True)
         record = self._record(collection_id, name, content, sha256)
         job = JobRecord(
             id=record.id.replace("doc", "job"),
@@ -261,9 +263,7 @@ class FakeLibrary:
         self.jobs[job.id] = job
         return FakeAdded(record, job, deduplicated=False)
 
-    def _record(
-        self, collection_id: str, name: str, content: bytes, sha256: str
-    ) -> DocumentRecord:
+    def _record(self, collection_id: str, name: str, content: bytes, sha256: str) -> DocumentRecord:
         document_id = f"doc_{len(self.records) + 1}"
         (Path(self._folder.name) / document_id).write_bytes(content)
         return DocumentRecord(
@@ -288,9 +288,7 @@ class FakeLibrary:
             raise NotFound(f"there is no document {document_id!r}")
         return record
 
-    def list(
-        self, scope: Scope, *, limit: int = 20, after: str | None = None
-    ) -> FakeListing:
+    def list(self, scope: Scope, *, limit: int = 20, after: str | None = None) -> FakeListing:
         items = [record for record in self.records.values() if record.collection_id in scope]
         if after is not None:
             items = items[items.index(self.get(scope, after)) + 1 :]

@@ -71,7 +71,9 @@ def test_usage_comes_once_and_apart_when_asked_for(world: World) -> None:
     assert parts[-2]["choices"][0]["finish_reason"] == "stop"
 
 
-@pytest.mark.parametrize("pieces", [["Done ✅", " 🧾"], ["a\nb", "\r\n\n", "data: x\u2028\x85", "\0"]])
+@pytest.mark.parametrize(
+    "pieces", [["Done ✅", " 🧾"], ["a\nb", "\r\n\n", "data: x\u2028\x85", "\0"]]
+)
 def test_deltas_join_to_the_exact_text(world: World, pieces: list[str]) -> None:
     world.engine.script = spoken(*pieces)
     reply = chat(world, stream=True)

@@ -60,9 +60,7 @@ def client(served: tuple[World, openai.OpenAI]) -> openai.OpenAI:
 
 
 def stream(client: openai.OpenAI, **options):
-    return client.chat.completions.create(
-        model="ragflash", messages=HELLO, stream=True, **options
-    )
+    return client.chat.completions.create(model="ragflash", messages=HELLO, stream=True, **options)
 
 
 def test_plain(world: World, client: openai.OpenAI) -> None:
@@ -110,9 +108,7 @@ def test_a_stream_that_breaks_raises(world: World, client: openai.OpenAI) -> Non
     world.engine.script = [Delta("r", "Sev"), Failed("r", EngineDead("the worker has ended"))]
     received = []
     with pytest.raises(openai.APIError, match="the worker has ended"):
-        received.extend(
-            chunk.choices[0].delta.content for chunk in stream(client) if chunk.choices
-        )
+        received.extend(chunk.choices[0].delta.content for chunk in stream(client) if chunk.choices)
     assert world.engine.running == 0
 
 

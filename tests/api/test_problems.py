@@ -83,7 +83,7 @@ def upload(world: World, name: str, content: bytes = b"x"):
 
 BAD_INPUTS = {
     "blank question": (lambda w: send_ask(w, question=" \n"), 400, "question_blank"),
-    "no question": (lambda w: send_ask(w), 422, "body_invalid"),
+    "no question": (send_ask, 422, "body_invalid"),
     "misspelt key": (lambda w: send_ask(w, question="q", mod="full"), 422, "body_invalid"),
     "unknown mode": (lambda w: send_ask(w, question="q", mode="all"), 422, "body_invalid"),
     "wrong type": (lambda w: send_ask(w, question=7), 422, "body_invalid"),

@@ -14,7 +14,10 @@ from tests.api.fakes import CONFIG, World, finished, spoken, unfolding
 
 LONG_S = 60.0
 ASK = ("/v1/ask", {"question": "q"})
-CHAT = ("/v1/chat/completions", {"model": "ragflash", "messages": [{"role": "user", "content": "q"}]})
+CHAT = (
+    "/v1/chat/completions",
+    {"model": "ragflash", "messages": [{"role": "user", "content": "q"}]},
+)
 
 
 class Connection:
@@ -58,12 +61,6 @@ class Connection:
         self.arrived.set()
 
 
-async def until(condition) -> None:
-    async with asyncio.timeout(5):
-        while not condition():
-            await asyncio.sleep(0)
-
-
 def part_of(world: World, path: str):
     return world.answerer if path == ASK[0] else world.engine
 
@@ -74,12 +71,13 @@ def test_leaving_while_queued_or_reading_cancels(
     world: World, path: str, body: dict[str, Any], stream: bool
 ) -> None:
     part = part_of(world, path)
-    part.script = [LONG_S]
 
     async def scenario() -> None:
+        waiting = asyncio.Event()
+        part.script = [waiting.set, LONG_S]
         connection = Connection(world, path, body | {"stream": stream})
         serving = asyncio.create_task(connection.serve())
-        await until(lambda: part.running)
+        await waiting.wait()
         connection.leave()
         async with asyncio.timeout(5):
             await serving
@@ -100,13 +98,15 @@ def test_leaving_while_streaming_cancels(
     world: World, path: str, body: dict[str, Any], first: object
 ) -> None:
     part = part_of(world, path)
-    part.script = [first, LONG_S]
 
     async def scenario() -> None:
+        waiting = asyncio.Event()
+        part.script = [first, waiting.set, LONG_S]
         connection = Connection(world, path, body | {"stream": True})
         serving = asyncio.create_task(connection.serve())
+        await waiting.wait()
         await connection.arrived.wait()
-        await until(lambda: any(message.get("body") for message in connection.sent))
+        assert connection.sent[0]["status"] == 200
         assert part.running == 1
         connection.leave()
         async with asyncio.timeout(5):

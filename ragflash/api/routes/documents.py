@@ -78,7 +78,7 @@ async def add_document(
             library.add, scope, DEFAULT_COLLECTION, name, path, on_duplicate=on_duplicate
         )
     record, job = added.document, added.job
-    if job is not None and wait:
+    if wait:
         work = _settled(library, scope, job.id, wait)
         job = await until_disconnect(request.receive, work)
         record = await asyncio.to_thread(library.get, scope, record.id)
@@ -87,7 +87,7 @@ async def add_document(
     response.headers["Location"] = f"{router.prefix}/{record.id}"
     return UploadOut(
         document=DocumentOut.of(record),
-        job=JobOut.of(job) if job else None,
+        job=JobOut.of(job),
         deduplicated=added.deduplicated,
     )
 
@@ -214,11 +214,9 @@ async def _document_changes(
 
 async def _settled(
     library: DocumentLibrary, scope: Scope, job_id: str, timeout_s: float
-) -> JobRecord | None:
-    latest = None
+) -> JobRecord:
     async with aclosing(job_changes(library, scope, job_id, timeout_s)) as changes:
-        async for record in changes:
-            latest = record
+        *_, latest = [record async for record in changes]
     return latest
 
 
