@@ -23,8 +23,8 @@ def pages_for(num_tokens: int) -> int:
 class PageAllocator:
     """Hands out page numbers `0 … num_pages - 1` and counts their holders.
 
-    The lowest free numbers go first, so that the pages of a sequence tend to lie one after the other, which is what
-    the CPU attention reads without a copy.
+    The lowest free numbers go first, so that the pages of a sequence tend to lie one after the
+    other, which attention on a CPU reads fastest.
     """
 
     def __init__(self, num_pages: int) -> None:
@@ -48,7 +48,7 @@ class PageAllocator:
         return self._holders[page]
 
     def allocate(self, n: int) -> tuple[int, ...]:
-        """Take `n` free pages, each held once; raises `PagesExhausted` and takes none when fewer are free."""
+        """Take `n` free pages, each held once; `PagesExhausted` takes none when fewer are free."""
         if n > len(self._free):
             raise PagesExhausted(n, len(self._free))
         pages = tuple(heapq.heappop(self._free) for _ in range(n))

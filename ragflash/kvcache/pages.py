@@ -1,4 +1,4 @@
-"""The memory of all pages: keys and values of every attention layer for 256 tokens, contiguous in a page."""
+"""The memory of all pages; one holds the keys and values of 256 tokens in every attention layer."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -35,7 +35,8 @@ class KVLayout:
 class PagePool:
     """Storage `[P, L, 2, Hkv, 256, D]`, K before V.
 
-    Tokens of one head are contiguous, so that a head's keys in consecutive pages are one strided batch of matrices.
+    Tokens of one head are contiguous, so that a head's keys in consecutive pages are one strided
+    batch of matrices.
     Places that were not written hold anything, NaN included, and must not be read.
     """
 
@@ -75,7 +76,7 @@ class PagePool:
         k: torch.Tensor,
         v: torch.Tensor,
     ) -> None:
-        """Store the keys and values `[T, Hkv, D]` of positions from `first_position` on in a sequence's pages."""
+        """Store K and V `[T, Hkv, D]` of a sequence's positions from `first_position` on."""
         num_rows = k.shape[0]
         row = 0
         while row < num_rows:

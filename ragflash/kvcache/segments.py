@@ -1,7 +1,8 @@
 """The contract of stored prompt segments: runs of tokens whose keys and values can be used again.
 
-A segment is reused only when its own tokens and those of every segment before it equal the request's, in the same
-namespace and under the same identity (model, formats, template). Prompts are thus cut where reuse may end.
+A segment is reused only when its own tokens and those of every segment before it equal the
+request's, in the same namespace and under the same identity (model, formats, template). Prompts
+are thus cut where reuse may end.
 """
 
 import hashlib
@@ -48,7 +49,7 @@ class StoredSegment:
         parent: Key of the segment before it, `ROOT_KEY` at the start of a prompt.
         num_tokens: Its own tokens.
         end: Tokens from the start of the prompt to its end.
-        pages: They hold tokens `0 … end - 1`; a partial last page is a copy that belongs to the segment alone.
+        pages: They hold tokens `0 … end - 1`; a partial last page belongs to the segment alone.
         state: Recurrent state after its last token, as the model's `snapshot` gave it.
         source_ids: Documents whose text it or a segment before it holds.
     """
@@ -120,7 +121,7 @@ class SegmentStore(Protocol):
     def lookup(
         self, segments: Sequence[tuple[int, ...]], *, identity: str, namespace: str
     ) -> SegmentHit | SegmentMiss:
-        """Find the longest stored run of whole segments at the start of a prompt, comparing every token.
+        """Find the longest stored run of whole segments at the start of a prompt, token by token.
 
         A hit may be the whole prompt; the caller leaves out what it must compute itself.
         """
@@ -128,8 +129,8 @@ class SegmentStore(Protocol):
     def open(self, hit: SegmentHit) -> OpenSegment:
         """Give a new sequence the tokens of a hit of this step.
 
-        Evicts other segments when the copy needs a page; raises `PagesExhausted` when that does not help, and
-        `ValueError` for a segment that is no longer stored.
+        Evicts other segments when the copy needs a page; raises `PagesExhausted` when that does
+        not help, and `ValueError` for a segment that is no longer stored.
         """
 
     def close(self, opened: OpenSegment) -> None:
@@ -169,9 +170,10 @@ class SegmentStore(Protocol):
         """Give back what `begin` took."""
 
     def evict(self, num_pages: int) -> int:
-        """Drop segments, the longest unused first, until `num_pages` more pages are free; return how many became free.
+        """Drop segments, the longest unused first, until `num_pages` more pages are free.
 
-        Segments in use and those before others stay. Fewer pages come free when nothing more can go.
+        Segments in use and those before others stay. Returns how many pages became free, which is
+        fewer when nothing more can go.
         """
 
     def drop_source(self, source_id: str) -> int:

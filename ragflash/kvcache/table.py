@@ -1,4 +1,4 @@
-"""The pages of one sequence: position `p` is in place `p % 256` of its page `p // 256`, without holes."""
+"""The pages of one sequence: position `p` is in place `p % 256` of its page `p // 256`."""
 
 from dataclasses import dataclass
 
@@ -45,7 +45,7 @@ class PageTable:
             self._pages += self._allocator.allocate(missing)
 
     def advance(self, num_tokens: int) -> None:
-        """Commit `num_tokens` tokens that were written; raises `ValueError` beyond what is reserved."""
+        """Commit `num_tokens` written tokens; raises `ValueError` beyond what is reserved."""
         length = self._length + num_tokens
         if num_tokens < 0 or length > len(self._pages) * PAGE_TOKENS:
             raise ValueError(f"{self._length} + {num_tokens} tokens in {len(self._pages)} pages")
@@ -58,10 +58,11 @@ class PageTable:
         self._pages = self._pages[:kept]
 
     def fork(self, length: int) -> tuple["PageTable", PageCopy | None]:
-        """Return a table of the first `length` tokens, and the copy that it needs before it is read.
+        """Return a table of the first `length` tokens, and the copy it needs before it is read.
 
-        Whole pages are shared; a partial last page is a page of the fork's own. Raises `PagesExhausted` when that page
-        cannot be had and `ValueError` for a length that is not committed.
+        Whole pages are shared; a partial last page is a page of the fork's own. Raises
+        `PagesExhausted` when that page cannot be had and `ValueError` for a length that is not
+        committed.
         """
         if not 0 <= length <= self._length:
             raise ValueError(f"fork at {length} of {self._length} tokens")

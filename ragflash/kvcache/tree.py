@@ -1,8 +1,8 @@
 """Stored segments in memory: a radix tree over token ids whose nodes are segments.
 
-A node's key is the hash of its tokens and of all before them, so the tree needs no pointers: a prompt is looked up by
-walking its keys. A segment holds the pages of its whole prefix through a table forked from the
-sequence that computed it; a page lives as long as any segment or sequence holds it.
+A node's key is the hash of its tokens and of all before them, so the tree needs no pointers: a
+prompt is looked up by walking its keys. A segment holds the pages of its whole prefix through a
+table forked from the sequence that computed it; a page lives as long as any of them holds it.
 """
 
 from collections import Counter, OrderedDict
@@ -173,7 +173,7 @@ class SegmentTree:
         return self._drop(self._all())
 
     def _find(self, key: bytes, place: _Place, tokens: tuple[int, ...]) -> _Node | None:
-        """Return the node of a key if it holds what the key stands for; equal hashes alone prove nothing."""
+        """Return the node of a key if it holds these tokens; equal hashes alone prove nothing."""
         node = self._nodes.get(key)
         return node if node and node.place == place and node.tokens == tokens else None
 

@@ -1,1 +1,1 @@
-"""Model architectures: what a GGUF file's tensors compute. `registry` finds the one that a file names."""
+"""Model architectures; `registry` finds the one that a GGUF file names."""

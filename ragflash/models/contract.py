@@ -60,6 +60,10 @@ class Model(Protocol):
         """Longest sequence that the model was trained for."""
 
     @property
+    def compute_dtype(self) -> torch.dtype:
+        """What weights and activations are; norms, softmax and logits are float32 always."""
+
+    @property
     def kv_layout(self) -> KVLayout:
         """Shape of its KV pages; zero layers when it has no attention."""
 

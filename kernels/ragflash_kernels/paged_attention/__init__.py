@@ -1,0 +1,87 @@
+"""Causal attention of the rows of several sequences over keys and values in pages."""
+
+from collections.abc import Sequence
+from typing import Protocol
+
+import torch
+
+from ragflash_kernels.errors import KernelInputError
+from ragflash_kernels.paged_attention.reference import paged_attention_reference
+
+__all__ = ["QueryRows", "paged_attention"]
+
+
+class QueryRows(Protocol):
+    """One sequence's share of the query rows.
+
+    Row `r` of it sees the first `committed + r + 1` tokens of `pages`.
+    """
+
+    @property
+    def num_rows(self) -> int:
+        """Query rows, at least 1."""
+
+    @property
+    def committed(self) -> int:
+        """Tokens before the first row."""
+
+    @property
+    def pages(self) -> tuple[int, ...]:
+        """Page numbers in order; they hold `committed + num_rows` tokens or more."""
+
+
+def paged_attention(
+    q: torch.Tensor,
+    keys: torch.Tensor,
+    values: torch.Tensor,
+    *,
+    sequences: Sequence[QueryRows],
+    scale: float,
+) -> torch.Tensor:
+    """Attend, head by head; `Hq / Hkv` consecutive query heads share a key head.
+
+    Places of a page that no row sees are not read: they may hold anything, NaN included.
+
+    Args:
+        q: `[N, Hq, D]`, the rows of `sequences` one after the other.
+        keys: `[P, Hkv, page_tokens, D]`; tokens of a head are contiguous.
+        values: As `keys`.
+        sequences: Who the rows belong to.
+        scale: Of the scores before the softmax, usually `D ** -0.5`.
+
+    Returns:
+        `[N, Hq, D]` of the dtype of `q`; the softmax is float32.
+
+    Raises:
+        KernelInputError: An argument does not fit the description above.
+    """
+    _check(q, keys, values, sequences)
+    return paged_attention_reference(q, keys, values, sequences, scale)
+
+
+def _check(
+    q: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, sequences: Sequence[QueryRows]
+) -> None:
+    if q.dim() != 3 or keys.dim() != 4 or keys.shape != values.shape:
+        raise KernelInputError(
+            f"q {tuple(q.shape)}, keys {tuple(keys.shape)} and values {tuple(values.shape)} are "
+            "not [N, Hq, D] and twice [P, Hkv, page_tokens, D]"
+        )
+    if not q.dtype == keys.dtype == values.dtype:
+        raise KernelInputError(f"q, keys, values are {q.dtype}, {keys.dtype}, {values.dtype}")
+    num_pages, num_kv_heads, page_tokens, head_dim = keys.shape
+    if q.shape[2] != head_dim or q.shape[1] % num_kv_heads:
+        raise KernelInputError(
+            f"{q.shape[1]} query heads of {q.shape[2]} do not fit {num_kv_heads} of {head_dim}"
+        )
+    if sum(rows.num_rows for rows in sequences) != q.shape[0]:
+        raise KernelInputError(f"the sequences do not have {q.shape[0]} rows together")
+    for rows in sequences:
+        if rows.num_rows < 1 or rows.committed < 0:
+            raise KernelInputError(f"{rows.num_rows} rows after {rows.committed} tokens")
+        if rows.committed + rows.num_rows > len(rows.pages) * page_tokens:
+            raise KernelInputError(
+                f"{rows.committed} + {rows.num_rows} tokens do not fit {len(rows.pages)} pages"
+            )
+        if not all(0 <= page < num_pages for page in rows.pages):
+            raise KernelInputError(f"page numbers {rows.pages} are not all below {num_pages}")

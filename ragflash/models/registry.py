@@ -1,0 +1,67 @@
+"""Which class runs which architecture, and loading a model file with it."""
+
+import importlib
+import platform
+from pathlib import Path
+from typing import Literal, Protocol, cast
+
+import torch
+
+from ragflash.errors import ArchitectureUnknown
+from ragflash.gguf.reader import GGUFFile
+from ragflash.models.contract import Model
+
+ARCHITECTURES = {
+    "llama": "ragflash.models.llama:Llama",
+}
+
+ComputeDtype = Literal["auto", "float32", "bfloat16"]
+
+_DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
+
+
+class ModelClass(Protocol):
+    """What the table's entries are."""
+
+    def from_gguf(self, file: GGUFFile, *, dtype: torch.dtype, device: torch.device | str) -> Model:
+        """Load the weights; raises a `ModelError` for a file that it cannot run."""
+
+
+def model_class(architecture: str) -> ModelClass:
+    """Import the class for GGUF's `general.architecture`; raises `ArchitectureUnknown`."""
+    entry = ARCHITECTURES.get(architecture)
+    if entry is None:
+        known = ", ".join(sorted(ARCHITECTURES))
+        raise ArchitectureUnknown(
+            f"the model file's architecture is {architecture!r}; ragflash runs: {known}"
+        )
+    module, _, name = entry.partition(":")
+    return cast(ModelClass, getattr(importlib.import_module(module), name))
+
+
+def load_model(
+    file: GGUFFile, *, dtype: ComputeDtype = "auto", device: torch.device | str = "cpu"
+) -> Model:
+    """Load a model file.
+
+    Args:
+        file: May be closed afterwards.
+        dtype: What the model computes in; `auto` is bfloat16 where the CPU multiplies it in
+            hardware, float32 elsewhere. The choice is the model's `compute_dtype`.
+        device: Where weights lie and the model runs.
+
+    Raises:
+        ModelError: The file cannot be run; the subclass and the text say why.
+    """
+    architecture = file.require("general.architecture", str)
+    if dtype == "auto":
+        dtype = "bfloat16" if cpu_multiplies_bfloat16() else "float32"
+    return model_class(architecture).from_gguf(file, dtype=_DTYPES[dtype], device=device)
+
+
+def cpu_multiplies_bfloat16() -> bool:
+    """Whether this CPU has AVX512-BF16 or AMX; elsewhere bfloat16 is many times slower."""
+    if platform.system() != "Linux":
+        return False
+    flags = set(Path("/proc/cpuinfo").read_text(encoding="ascii", errors="replace").split())
+    return bool(flags & {"avx512_bf16", "amx_bf16"})

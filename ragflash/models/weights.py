@@ -1,0 +1,100 @@
+"""Tensors of a GGUF file as what a model multiplies with."""
+
+from collections import Counter
+from collections.abc import Sequence
+
+import torch
+
+from ragflash.errors import ModelError, TensorMissing
+from ragflash.gguf.reader import GGUFFile
+from ragflash_kernels.dequant import dequantize
+
+
+class WeightReader:
+    """Unpacks tensors by name, checks their shapes, and knows which it was asked for.
+
+    Matrices are returned transposed, `[in, out]`: a product of few rows, which is what decoding
+    and verification are, is up to twice as fast on a CPU when the output dimension is contiguous.
+    """
+
+    def __init__(self, file: GGUFFile, *, dtype: torch.dtype, device: torch.device | str) -> None:
+        self._file = file
+        self._dtype = dtype
+        self._device = device
+        self._used: set[str] = set()
+
+    def has(self, name: str) -> bool:
+        """Whether the file holds a tensor."""
+        return name in self._file.tensors
+
+    def vector(self, name: str, size: int) -> torch.Tensor:
+        """Return float32 `[size]`; norms and the like are never rounded to the compute dtype."""
+        return self._unpacked(name, (size,), None, torch.float32).view(size).to(self._device)
+
+    def matrix(
+        self,
+        names: Sequence[str],
+        *,
+        in_features: int,
+        out_features: Sequence[int],
+        row_orders: Sequence[torch.Tensor | None] | None = None,
+    ) -> torch.Tensor:
+        """Return matrices side by side, `[in, sum of out]`, so that one product does for all.
+
+        Args:
+            names: Tensors of `[out, in]` each.
+            in_features: Of each of them.
+            out_features: One for each name.
+            row_orders: For each name where its output rows come from, `None` for as stored.
+
+        Raises:
+            TensorMissing: A tensor is absent or has another shape.
+            UnsupportedTensorType: A tensor is stored in a format that ragflash does not read.
+        """
+        fused = torch.empty(in_features, sum(out_features), dtype=self._dtype, device=self._device)
+        start = 0
+        for name, size, order in zip(
+            names, out_features, row_orders or [None] * len(names), strict=True
+        ):
+            rows = self._unpacked(name, (size, in_features), order, self._dtype)
+            fused[:, start : start + size].copy_(rows.t())
+            start += size
+        return fused
+
+    def require_all_used(self) -> None:
+        """Raise `ModelError` when the file holds tensors that nobody asked for.
+
+        They would be part of the computation that the file stands for.
+        """
+        unused = sorted(set(self._file.tensors) - self._used)
+        if unused:
+            raise ModelError(
+                f"{self._file.path.name} holds {len(unused)} tensors that this architecture does "
+                f"not use, among them {', '.join(unused[:3])}"
+            )
+
+    def _unpacked(
+        self,
+        name: str,
+        shape: tuple[int, ...],
+        row_order: torch.Tensor | None,
+        dtype: torch.dtype,
+    ) -> torch.Tensor:
+        blocks = torch.from_numpy(self._file.tensor_blocks(name))
+        info = self._file.tensors[name]
+        if info.shape != shape:
+            raise TensorMissing(
+                f"tensor {name!r} has shape {list(info.shape)}, the metadata says {list(shape)}"
+            )
+        self._used.add(name)
+        if row_order is not None:
+            blocks = blocks[row_order]
+        return dequantize(blocks, block_format=info.type.name, dtype=dtype)
+
+
+def weight_format(file: GGUFFile) -> str:
+    """Return the block format that holds most of a file's values, such as `Q4_1`."""
+    values: Counter[str] = Counter()
+    for tensor in file.tensors.values():
+        values[tensor.type.name] += torch.Size(tensor.shape).numel()
+    return values.most_common(1)[0][0] if values else "none"
