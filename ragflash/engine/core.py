@@ -25,6 +25,7 @@ from ragflash.engine.request import (
 from ragflash.engine.runner import Runner
 from ragflash.engine.scheduler import PlannedRows, Scheduler
 from ragflash.engine.sequence import Phase, Sequence
+from ragflash.engine.tokens import Tokenizer
 from ragflash.errors import EngineOverloaded, GenerationCancelled, RagflashError
 from ragflash.kvcache.allocator import PagesExhausted
 from ragflash.kvcache.segments import SegmentStore
@@ -40,6 +41,12 @@ class Vocabulary:
 
     token_bytes: tuple[bytes, ...]
     stop_ids: frozenset[int]
+
+    @classmethod
+    def of(cls, tokenizer: Tokenizer) -> "Vocabulary":
+        """Read a tokenizer's."""
+        token_ids = range(tokenizer.vocab_size)
+        return cls(tuple(map(tokenizer.token_bytes, token_ids)), tokenizer.stop_ids)
 
 
 class EngineCore:

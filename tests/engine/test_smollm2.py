@@ -1,0 +1,85 @@
+"""The engine on a real model, end to end."""
+
+import asyncio
+
+import pytest
+
+from ragflash.engine.build import start_engine
+from ragflash.engine.request import (
+    ChatMessage,
+    Free,
+    GenerateRequest,
+    Literal,
+    QuoteFrom,
+    ScoreRequest,
+    SegmentKind,
+    Span,
+    TextSegment,
+)
+
+DOCUMENT = (
+    "The warranty of the Mk II pump lasts 36 months. Seals must be replaced every year. "
+    "The maximum pressure is 16 bar."
+)
+SENTENCES = [(0, 47), (48, 82), (83, 114)]
+
+
+@pytest.fixture(scope="module")
+def engine(packaged_model_path):
+    client = start_engine(packaged_model_path, kv_bytes=256 << 20, threads=2)
+    yield client
+    client.close()
+
+
+def question(text, *before):
+    segments = (*before, TextSegment(SegmentKind.QUESTION, text))
+    return (ChatMessage("user", segments),)
+
+
+def document():
+    head = "Document:\n"
+    span = Span("pump", 0, len(head), len(DOCUMENT))
+    return TextSegment(SegmentKind.DOCUMENT, f"{head}{DOCUMENT}\n", (span,))
+
+
+def test_answers_a_question(engine):
+    request = GenerateRequest("capital", question("What is the capital of France?"), max_tokens=16)
+    finished = asyncio.run(engine.complete(request))
+    assert finished.text == "The capital of France is Paris."
+
+
+def test_quotes_a_sentence_word_for_word_and_reuses_the_document(engine):
+    ranges = tuple(("pump", start, end) for start, end in SENTENCES)
+    constraint = (
+        Literal('"'),
+        QuoteFrom(("pump",), min_tokens=1, ranges=ranges),
+        Literal('"\n'),
+        Free(until="\n", max_tokens=4),
+    )
+    cached = []
+    for name in ("first", "second"):
+        request = GenerateRequest(
+            name,
+            question("What is the maximum pressure of the pump?", document()),
+            constraint=constraint,
+        )
+        finished = asyncio.run(engine.complete(request))
+        (quote,) = finished.quotes
+        source = DOCUMENT[quote.source_start : quote.source_end]
+        assert (quote.source_start, quote.source_end) in SENTENCES
+        assert finished.text[quote.start : quote.end] == source
+        cached.append(finished.usage.cached_tokens)
+    assert source == "The maximum pressure is 16 bar."
+    assert cached[0] == 0
+    assert cached[1] > 30
+
+
+def test_scores_the_likelier_text_higher(engine):
+    request = ScoreRequest(
+        "score", question("What is the capital of France?"), ("Paris", "Paris is", "Berlin")
+    )
+    scored = asyncio.run(engine.score(request))
+    paris, longer, berlin = scored.logprobs
+    assert 0 > paris > longer
+    assert paris > berlin
+    assert scored.num_tokens == (1, 2, 2)

@@ -1,0 +1,351 @@
+"""A whole engine around models that are a few lines long.
+
+`ToyModel` keeps the token ids themselves as keys, and predicts from what it reads back from the pages: a page that is
+shared, copied, restored or rolled back wrongly shows as a wrong prediction.
+"""
+
+import asyncio
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+
+import torch
+
+from ragflash.engine.client import EngineClient
+from ragflash.engine.core import EngineCore, Vocabulary
+from ragflash.engine.request import (
+    ChatMessage,
+    EngineInfo,
+    Event,
+    GenerateRequest,
+    SegmentKind,
+    Span,
+    TextSegment,
+)
+from ragflash.engine.runner import Runner
+from ragflash.engine.scheduler import Scheduler
+from ragflash.engine.worker import Worker
+from ragflash.kvcache.allocator import PageAllocator
+from ragflash.kvcache.pages import KVLayout, PagePool
+from ragflash.kvcache.tree import SegmentTree
+from ragflash.models.contract import ForwardBatch
+from ragflash.speculative.drafter import Draft, Drafter
+
+Logits = Callable[[Sequence[int]], torch.Tensor]
+
+
+class ToyTokenizer:
+    """Greedy longest match over a list of byte strings; ids are places in the list, then control tokens."""
+
+    add_bos = False
+    bos_id = None
+    fingerprint = "toy"
+
+    def __init__(
+        self, pieces: Sequence[bytes], *, controls: Sequence[str] = (), stop: Sequence[str] = ()
+    ) -> None:
+        self._bytes = [*pieces, *(b"" for _ in controls)]
+        self._ids = {piece: at for at, piece in reversed([*enumerate(pieces)])}
+        self._controls = {name: len(pieces) + at for at, name in enumerate(controls)}
+        self._longest = max(map(len, pieces))
+        self.vocab_size = len(self._bytes)
+        self.stop_ids = frozenset(self._controls[name] for name in stop)
+
+    def encode(self, text: str) -> list[int]:
+        return self.encode_with_offsets(text)[0]
+
+    def encode_with_offsets(self, text: str) -> tuple[list[int], list[int]]:
+        data = text.encode()
+        char_of_byte = [at for at, char in enumerate(text) for _ in char.encode()]
+        ids, starts, at = [], [], 0
+        while at < len(data):
+            ends = range(min(at + self._longest, len(data)), at, -1)
+            end = next(end for end in ends if data[at:end] in self._ids)
+            ids.append(self._ids[data[at:end]])
+            starts.append(char_of_byte[at])
+            at = end
+        return ids, starts
+
+    def encode_markup(self, text: str) -> list[int]:
+        for name, token_id in self._controls.items():
+            before, found, after = text.partition(name)
+            if found:
+                return [*self.encode_markup(before), token_id, *self.encode_markup(after)]
+        return self.encode(text)
+
+    def token_bytes(self, token_id: int) -> bytes:
+        return self._bytes[token_id]
+
+    def decode(self, ids: Sequence[int]) -> str:
+        return b"".join(map(self.token_bytes, ids)).decode("utf-8", "replace")
+
+
+END, TURN = "<|end|>", "<|turn|>"
+
+
+def byte_tokenizer(*words: str) -> ToyTokenizer:
+    """All bytes, and words as tokens of their own."""
+    pieces = [*(bytes([value]) for value in range(256)), *(word.encode() for word in words)]
+    return ToyTokenizer(pieces, controls=(END, TURN), stop=(END,))
+
+
+@dataclass(frozen=True)
+class ToyPiece:
+    kind: str
+    text: str
+    part_index: int | None = None
+
+
+class RawTemplate:
+    """Contents one after the other, nothing else."""
+
+    def render_pieces(self, messages):
+        parts = [part for _, parts in messages for part in parts]
+        return [ToyPiece("content", part, at) for at, part in enumerate(parts)]
+
+
+class TurnTemplate:
+    """`<|turn|>role:…<|end|>` a message, then `<|turn|>assistant:`."""
+
+    def render_pieces(self, messages):
+        pieces, index = [], 0
+        for role, parts in messages:
+            pieces.append(ToyPiece("markup", f"{TURN}{role}:"))
+            for part in parts:
+                pieces.append(ToyPiece("content", part, index))
+                index += 1
+            pieces.append(ToyPiece("markup", END))
+        return [*pieces, ToyPiece("markup", f"{TURN}assistant:")]
+
+
+class ToyModel:
+    """Predicts from the token ids that it finds in its pages."""
+
+    compute_dtype = torch.float32
+    is_recurrent = False
+    kv_layout = KVLayout(1, 1, 1, torch.float32)
+
+    def __init__(self, logits: Logits, *, vocab_size: int, context_tokens: int = 1 << 20) -> None:
+        self._logits = logits
+        self.vocab_size = vocab_size
+        self.context_tokens = context_tokens
+        self.steps: list[list[int]] = []
+        self.before_forward: Callable[[], None] = lambda: None
+
+    def forward(self, batch: ForwardBatch, pages: PagePool) -> torch.Tensor:
+        self.before_forward()
+        self.steps.append([rows.num_rows for rows in batch.sequences])
+        start, wanted = 0, []
+        for rows in batch.sequences:
+            ids = batch.token_ids[start : start + rows.num_rows]
+            positions = batch.positions[start : start + rows.num_rows]
+            assert positions.tolist() == [*range(rows.committed, rows.committed + rows.num_rows)]
+            start += rows.num_rows
+            keys = ids.float().reshape(-1, 1, 1)
+            pages.write(0, rows.pages, rows.committed, keys, keys)
+            stored = pages.keys(0)[list(rows.pages), 0, :, 0].flatten()
+            for row in rows.logit_rows:
+                history = stored[: rows.committed + row + 1].long().tolist()
+                wanted.append(self._logits(history))
+        return torch.stack(wanted) if wanted else torch.empty(0, self.vocab_size)
+
+    def commit(self, slot: int, num_rows: int) -> None:
+        pass
+
+    def reset(self, slot: int) -> None:
+        pass
+
+    def snapshot(self, slot: int) -> tuple[torch.Tensor, ...]:
+        return ()
+
+    def restore(self, slot: int, state: tuple[torch.Tensor, ...]) -> None:
+        assert state == ()
+
+
+class ToyRecurrentModel:
+    """State `s = (31·s + token) mod 65536`, next token `s mod vocab`; no attention at all."""
+
+    compute_dtype = torch.float32
+    is_recurrent = True
+    kv_layout = KVLayout(0, 0, 0, torch.float32)
+    context_tokens = 1 << 20
+
+    def __init__(self, *, vocab_size: int, start: int = 7, commits_all: bool = False) -> None:
+        self.vocab_size = vocab_size
+        self.states: dict[int, int] = {}
+        self.committed_states: list[int] = []
+        self._start = start
+        self._commits_all = commits_all
+        self._tape: dict[int, list[int]] = {}
+
+    def forward(self, batch: ForwardBatch, pages: PagePool) -> torch.Tensor:
+        ids, wanted = iter(batch.token_ids.tolist()), []
+        for rows in batch.sequences:
+            tape = [self.states[rows.slot]]
+            for _ in range(rows.num_rows):
+                tape.append((31 * tape[-1] + next(ids)) % 65536)
+            self._tape[rows.slot] = tape
+            wanted += [tape[row + 1] % self.vocab_size for row in rows.logit_rows]
+        return one_hot(wanted, self.vocab_size)
+
+    def commit(self, slot: int, num_rows: int) -> None:
+        tape = self._tape.pop(slot)
+        self.states[slot] = tape[-1 if self._commits_all else num_rows]
+        self.committed_states.append(self.states[slot])
+
+    def reset(self, slot: int) -> None:
+        self.states[slot] = self._start
+
+    def snapshot(self, slot: int) -> tuple[torch.Tensor, ...]:
+        return (torch.tensor(self.states[slot]),)
+
+    def restore(self, slot: int, state: tuple[torch.Tensor, ...]) -> None:
+        self.states[slot] = int(state[0])
+
+
+def one_hot(token_ids: Sequence[int], vocab_size: int) -> torch.Tensor:
+    ids = torch.tensor(token_ids, dtype=torch.int64)
+    return 20.0 * torch.nn.functional.one_hot(ids, vocab_size).float()
+
+
+def greedy_model(
+    next_token: Callable[[Sequence[int]], int], vocab_size: int, **options
+) -> ToyModel:
+    return ToyModel(
+        lambda history: one_hot([next_token(history)], vocab_size)[0],
+        vocab_size=vocab_size,
+        **options,
+    )
+
+
+class StubDrafter:
+    """Proposes what a function says, and remembers what it was told."""
+
+    def __init__(self, propose: Callable[[Sequence[int], int], Sequence[int]]) -> None:
+        self._propose = propose
+        self.observed: list[tuple[int, int]] = []
+
+    def propose(self, history: Sequence[int], budget: int) -> Draft:
+        return Draft(tuple(self._propose(history, budget)), "stub")
+
+    def observe(self, num_drafted: int, num_accepted: int) -> None:
+        self.observed.append((num_drafted, num_accepted))
+
+
+def chain(next_token: Callable[[Sequence[int]], int]) -> Callable[[Sequence[int], int], list[int]]:
+    """The perfect drafter of a greedy toy."""
+
+    def propose(history: Sequence[int], budget: int) -> list[int]:
+        seen = [*history]
+        for _ in range(budget):
+            seen.append(next_token(seen))
+        return seen[len(history) :]
+
+    return propose
+
+
+@dataclass
+class ToyEngine:
+    client: EngineClient
+    core: EngineCore
+    scheduler: Scheduler
+    runner: Runner
+    store: SegmentTree
+    allocator: PageAllocator
+    drafters: list[StubDrafter] = field(default_factory=list)
+
+    def complete(self, request: GenerateRequest):
+        return asyncio.run(self.client.complete(request))
+
+    def complete_all(self, requests: Sequence[GenerateRequest]):
+        async def gather():
+            return await asyncio.gather(*map(self.client.complete, requests))
+
+        return asyncio.run(gather())
+
+    def events(self, request: GenerateRequest) -> list[Event]:
+        async def collect():
+            return [event async for event in self.client.generate(request)]
+
+        return asyncio.run(collect())
+
+    def assert_pages_are_accounted_for(self) -> None:
+        """Nothing in flight: dropping all segments frees every page and every slot."""
+        assert self.core.is_idle
+        self.store.drop_all()
+        assert self.allocator.num_free == self.allocator.num_pages
+
+
+@contextmanager
+def toy_engine(
+    model,
+    tokenizer,
+    *,
+    template=None,
+    num_pages: int = 64,
+    max_slots: int = 4,
+    max_in_flight: int = 64,
+    chunk_tokens: int = 512,
+    draft: Callable[[Sequence[int], int], Sequence[int]] | None = None,
+    draft_tokens: int = 15,
+) -> Iterator[ToyEngine]:
+    allocator = PageAllocator(num_pages)
+    store = SegmentTree(allocator)
+    scheduler = Scheduler(
+        allocator=allocator,
+        store=store,
+        identity="toy",
+        max_slots=max_slots,
+        chunk_tokens=chunk_tokens,
+    )
+    runner = Runner(model, PagePool(model.kv_layout, num_pages), vocab_size=tokenizer.vocab_size)
+    drafters: list[StubDrafter] = []
+
+    def make_drafter() -> Drafter:
+        drafters.append(StubDrafter(draft))
+        return drafters[-1]
+
+    core = EngineCore(
+        runner=runner,
+        scheduler=scheduler,
+        store=store,
+        identity="toy",
+        vocabulary=Vocabulary.of(tokenizer),
+        drafter_factory=make_drafter if draft is not None else None,
+        draft_tokens=draft_tokens,
+    )
+    worker = Worker(core, max_in_flight=max_in_flight)
+    info = EngineInfo(
+        model="toy",
+        model_hash="toy",
+        architecture="toy",
+        weights="none",
+        compute_dtype="float32",
+        kv_format="float32",
+        context_tokens=min(model.context_tokens, num_pages * 256),
+        device="cpu",
+    )
+    client = EngineClient(
+        worker, tokenizer=tokenizer, template=template or RawTemplate(), info=info
+    )
+    try:
+        yield ToyEngine(client, core, scheduler, runner, store, allocator, drafters)
+    finally:
+        client.close()
+
+
+def user(*segments: TextSegment) -> tuple[ChatMessage, ...]:
+    return (ChatMessage("user", segments),)
+
+
+def question(text: str) -> TextSegment:
+    return TextSegment(SegmentKind.QUESTION, text)
+
+
+def document(text: str, source_id: str, *, head: str = "") -> TextSegment:
+    span = Span(source_id, 0, len(head), len(text))
+    return TextSegment(SegmentKind.DOCUMENT, head + text, (span,))
+
+
+def ask(text: str, *before: TextSegment, id: str = "r", **options) -> GenerateRequest:
+    return GenerateRequest(id=id, messages=user(*before, question(text)), **options)
