@@ -96,7 +96,7 @@ class BoxTable:
     def rounded(cls, boxes: npt.NDArray[np.float32], page_starts: tuple[int, ...]) -> Self:
         """Make a table of boxes of any precision; boxes without width count as none."""
         grid = (np.round(boxes * 64) / 64).astype(np.float32)
-        grid[~(grid[:, 2] > grid[:, 0])] = np.nan
+        grid[~(grid[:, 2] > grid[:, 0]) | np.isnan(grid).any(axis=1)] = np.nan
         return cls(grid, page_starts)
 
     def lines(self, start: int, end: int) -> list[tuple[int, Box]]:

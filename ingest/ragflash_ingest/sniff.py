@@ -32,9 +32,10 @@ _BY_EXTENSION = {
 _PDF = re.compile(rb"\A\s*%PDF-\d")
 _PDF_AFTER_JUNK = re.compile(rb"^%PDF-\d", re.MULTILINE)  # the format allows 1,024 bytes of it
 _HTML = re.compile(
-    rb"\A(?:\xef\xbb\xbf)?(?:\s|<!--.*?-->|<\?xml[^>]*>)*<(?:!doctype\s+html|html|head|body)\b",
+    rb"\A(?:\xef\xbb\xbf|\xff\xfe|\xfe\xff)?(?:\s|<!--.*?-->|<\?xml[^>]*>)*<(?:!doctype\s+html|html|head|body)\b",
     re.IGNORECASE | re.DOTALL,
 )
+_STRAY_CONTROLS = 4  # texts with so few are texts; the parsers drop them
 _CONTROLS = re.compile(rb"[\x00-\x08\x0e-\x1a\x1c-\x1f\x7f]")
 # Formats that are made of characters but are not their text.
 _TEXTUAL = ((b"{\\rtf", "RTF"), (b"%!PS", "PostScript"))
@@ -57,7 +58,8 @@ def sniff(data_prefix: bytes, name: str) -> MediaType:
         if data_prefix.startswith(start):
             raise ParseError(FailureReason.UNSUPPORTED_TYPE, f"{kind} files are not supported")
     wide = has_mark(data_prefix) or utf16_without_mark(data_prefix[: len(data_prefix) & ~1])
-    if not wide and len(_CONTROLS.findall(data_prefix)) > max(1, len(data_prefix) // 200):
+    controls = len(_CONTROLS.findall(data_prefix))
+    if not wide and controls > max(_STRAY_CONTROLS, len(data_prefix) // 200):
         kind = _kind(data_prefix)
         raise ParseError(FailureReason.UNSUPPORTED_TYPE, f"{kind} files are not supported")
     if _HTML.match(data_prefix.replace(b"\0", b"")):

@@ -10,8 +10,7 @@ from ragflash_ingest.document import DocumentPage
 _EDGE_LINES = 2
 _LEAST_PAGES = 3
 _LONGEST = 120
-_NUMBER = re.compile(r"\d+")
-_ROMAN = re.compile(r"^[ivxlcdm]+$|(?<=\s)[ivxlcdm]+$|^[ivxlcdm]+(?=\s)")
+_END_NUMBER = re.compile(r"^(?:\d+|[ivxlcdm]+)(?=\s|$)|(?:(?<=\s)|^)(?:\d+|[ivxlcdm]+)$")
 _LEADERS = re.compile(r"^.*(?:[.·…] ?){4,} *[\divxlcdm-]{0,7}[ \t]*$", re.MULTILINE)
 _PRINTED = re.compile(r"^(\d{1,5})\b|\b(\d{1,5})$")
 
@@ -34,34 +33,48 @@ class Furniture:
 def find_furniture(text: str, pages: Sequence[DocumentPage]) -> Furniture:
     """Find them by repetition.
 
-    A line at the top or bottom of a page counts if it stands, numbers aside, on three pages or
-    more, or if it carries the page's printed number. Dot leaders count anywhere.
+    A line at the top or bottom of a page counts if it stands, but for a number at its end, on
+    three pages or more, or if it carries the page's printed number; the line next to it counts
+    only if it does. Dot leaders count anywhere. A text is never all furniture.
     """
-    edges = {page.number: _edge_lines(text, page) for page in pages}
-    lines = [text[start:end] for spans in edges.values() for start, end in spans]
-    times = Counter(_shape(line) for line in lines)
-    printed = {
-        number: {shown for start, end in spans for shown in _printed(text[start:end])}
-        for number, spans in edges.items()
+    edges = {page.number: _edges(text, page) for page in pages}
+    shown = {
+        number: {
+            printed
+            for side in sides
+            for start, end in side
+            for printed in _printed(text[start:end])
+        }
+        for number, sides in edges.items()
     }
-    shift = _number_shift(printed)
+    shift = _number_shift(shown)
+    times = Counter(
+        shape
+        for sides in edges.values()
+        for shape in {_shape(text[start:end]) for side in sides for start, end in side}
+    )
     found = {match.span() for match in _LEADERS.finditer(text)}
     for page in pages:
-        for start, end in edges[page.number]:
-            line = text[start:end]
-            numbered = shift is not None and page.number - shift in _printed(line)
-            if numbered or times[_shape(line)] >= _LEAST_PAGES or line.strip() == page.label:
+        for side in edges[page.number]:
+            for start, end in side:
+                line = text[start:end]
+                numbered = shift is not None and page.number - shift in _printed(line)
+                repeated = times[_shape(line)] >= _LEAST_PAGES or line.strip() == page.label
+                if not (numbered or repeated or (start, end) in found):
+                    break
                 found.add((start, end))
+    if sum(len(text[start:end].strip()) for start, end in found) >= len("".join(text.split())):
+        found = set()
     labels = {
         number: str(number - shift)
-        for number, shown in printed.items()
-        if shift is not None and number - shift in shown
+        for number, printed in shown.items()
+        if shift is not None and number - shift in printed
     }
     return Furniture(tuple(sorted(found)), labels)
 
 
-def _edge_lines(text: str, page: DocumentPage) -> list[Range]:
-    """The first and last lines of a page that hold anything, but for long ones."""
+def _edges(text: str, page: DocumentPage) -> tuple[list[Range], list[Range]]:
+    """The first and the last lines of a page that hold anything, from the edge inwards."""
     lines: list[Range] = []
     start = page.start
     while start <= page.end:
@@ -70,13 +83,14 @@ def _edge_lines(text: str, page: DocumentPage) -> list[Range]:
         if text[start:end].strip():
             lines.append((start, end))
         start = end + 1
-    edges = sorted({*lines[:_EDGE_LINES], *lines[-_EDGE_LINES:]})
-    return [(start, end) for start, end in edges if end - start <= _LONGEST]
+    sides = lines[:_EDGE_LINES], lines[: -_EDGE_LINES - 1 : -1]
+    top, bottom = ([line for line in side if line[1] - line[0] <= _LONGEST] for side in sides)
+    return top, bottom
 
 
 def _shape(line: str) -> str:
-    bare = _ROMAN.sub("#", line.strip())
-    return " ".join(_NUMBER.sub("#", bare).casefold().split())
+    """A line with "#" for the number at its begin or end."""
+    return " ".join(_END_NUMBER.sub("#", line.strip()).casefold().split())
 
 
 def _printed(line: str) -> set[int]:

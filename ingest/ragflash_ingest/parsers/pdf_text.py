@@ -125,9 +125,7 @@ def _mark_paragraphs(text: str, boxes: Boxes) -> tuple[str, Boxes]:
     breaks = [at for at, char in enumerate(text) if char == "\n"]
     lines = [_line(part) for part in np.split(boxes, breaks)]
     pitches = [
-        below.top - above.top
-        for above, below in pairwise(lines)
-        if below.top - above.top > 0
+        below.top - above.top for above, below in pairwise(lines) if below.top - above.top > 0
     ]
     usual = float(np.median(pitches)) if pitches else 0.0
     doubled = [
