@@ -51,11 +51,13 @@ class Settings(BaseSettings):
     model: Path | None = Field(
         None, description="GGUF file of the language model; unset takes the packaged one."
     )
-    dtype: Literal["auto", "float32", "bfloat16", "float16"] = Field(
+    dtype: Literal["auto", "float32", "bfloat16"] = Field(
         "auto", description="Type that the model computes in; auto takes the machine's fastest."
     )
-    kv_tokens: int = Field(
-        32_768, ge=512, description="Size of the KV page pool that all requests share, in tokens."
+    kv_bytes: int = Field(
+        1024 * MIB,
+        gt=0,
+        description="Memory for keys and values of running and remembered prompts, in bytes.",
     )
     max_slots: int = Field(4, ge=1, le=64, description="Requests that are decoded together.")
     queue_size: int = Field(

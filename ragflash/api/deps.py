@@ -128,7 +128,7 @@ class TextEngine(Protocol):
 class Services:
     """The parts that routes work with; they arrive one by one while the server already answers.
 
-    A part that has not arrived raises `NotReady`, or the error that keeps it from arriving.
+    A part that has not arrived raises `NotReady`, or `failure`, which keeps it from arriving.
     """
 
     def __init__(self, config: ApiConfig) -> None:
@@ -136,7 +136,7 @@ class Services:
         self._library: DocumentLibrary | None = None
         self._answerer: Asker | None = None
         self._engine: TextEngine | None = None
-        self._failure: RagflashError | None = None
+        self.failure: RagflashError | None = None
 
     def provide_library(self, library: DocumentLibrary) -> None:
         """Make documents and search available."""
@@ -148,7 +148,7 @@ class Services:
 
     def fail(self, error: RagflashError) -> None:
         """Say why what is missing will not come."""
-        self._failure = error
+        self.failure = error
 
     @property
     def library(self) -> DocumentLibrary:
@@ -194,7 +194,7 @@ class Services:
         return None if self._engine is None else self._engine.info()
 
     def _absence(self, what: str) -> RagflashError:
-        return self._failure or NotReady(f"{what}; try again in a few seconds")
+        return self.failure or NotReady(f"{what}; try again in a few seconds")
 
 
 def _services(request: Request) -> Services:

@@ -26,7 +26,7 @@ from ragflash.rag.records import (
     SearchMode,
 )
 
-_UNQUANTISED = frozenset({"f32", "f16", "bf16"})
+_UNQUANTISED = frozenset({"float32", "float16", "bfloat16"})
 
 
 class Body(BaseModel):

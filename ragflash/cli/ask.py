@@ -1,0 +1,115 @@
+"""The `ask` command, and how an answer is shown."""
+
+import asyncio
+from contextlib import aclosing
+from enum import StrEnum
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from ragflash.api.schemas import AnswerOut
+from ragflash.cli.documents import read_in
+from ragflash.cli.options import DataDirOption, JsonOption, ModelOption
+from ragflash.cli.output import Output, Tracker
+from ragflash.cli.parts import SCOPE, find_document, library_and_engine
+from ragflash.rag.records import Answer, AskMode, AskRequest, AskStatus, Citation
+from ragflash.settings import load_settings
+
+if TYPE_CHECKING:
+    from ragflash.rag.answer import Answerer
+
+
+class EngineChoice(StrEnum):
+    """Whether the model is used."""
+
+    AUTO = "auto"
+    NONE = "none"
+
+
+EngineOption = Annotated[
+    EngineChoice,
+    typer.Option(help="`none` answers with the best retrieved sentence and loads no model."),
+]
+
+
+def ask(
+    question: Annotated[str, typer.Argument(show_default=False)],
+    *,
+    document: Annotated[
+        list[str] | None, typer.Option(help="Id or name of a document to ask; repeatable.")
+    ] = None,
+    file: Annotated[
+        list[Path] | None, typer.Option(help="File to read in first and ask; repeatable.")
+    ] = None,
+    mode: Annotated[AskMode, typer.Option(help="What the model reads.")] = AskMode.AUTO,
+    max_quotes: Annotated[int, typer.Option(min=1, max=20, help="Most quotes shown.")] = 3,
+    engine: EngineOption = EngineChoice.AUTO,
+    data_dir: DataDirOption = None,
+    model: ModelOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Ask a question about documents.
+
+    Without --document or --file, everything that is stored is asked.
+    """
+    with Output(as_json=as_json) as output:
+        settings = load_settings(data_dir=data_dir, model=model)
+        use_engine = engine is EngineChoice.AUTO
+        with (
+            library_and_engine(settings, with_engine=use_engine) as (library, client),
+            output.progress() as track,
+        ):
+            from ragflash.rag.answer import Answerer  # noqa: PLC0415  (loads the store)
+
+            chosen = [find_document(library, name) for name in document or ()]
+            chosen += [read_in(library, path, track) for path in file or ()]
+            request = AskRequest(
+                question=question,
+                document_ids=tuple(record.id for record in chosen) or None,
+                mode=mode,
+                max_quotes=max_quotes,
+                use_engine=use_engine,
+            )
+            answer = asyncio.run(follow(Answerer(library, client), request, track))
+        output.say(describe(answer))
+        output.result(AnswerOut.of(answer))
+
+
+async def follow(answerer: "Answerer", request: AskRequest, track: Tracker) -> Answer:
+    """Ask, show the stages, and give the answer."""
+    async with aclosing(answerer.ask(SCOPE, request)) as events:
+        async for event in events:
+            if isinstance(event, AskStatus):
+                track(event.stage, event.done, event.total)
+            elif isinstance(event, Answer):
+                return event
+    raise AssertionError("an ask ends with its answer or an error")
+
+
+def describe(answer: Answer) -> str:
+    """Spell an answer for people: text, quotes with their places, what it took."""
+    quotes = [_describe_citation(citation) for citation in answer.citations]
+    return "\n\n".join([answer.answer, *quotes, _describe_work(answer)])
+
+
+def _describe_citation(citation: Citation) -> str:
+    last = "" if citation.page_end == citation.page_start else f"–{citation.page_end}"
+    place = [citation.document_name, f"page {citation.page_start}{last}"]
+    if citation.section:
+        place.append(citation.section)
+    place.append(f"characters {citation.start}–{citation.end} ({citation.match})")
+    quote = " ".join(citation.quote.split())
+    return f"  [{citation.n}] “{quote}”\n      {', '.join(place)}"
+
+
+def _describe_work(answer: Answer) -> str:
+    timings, usage = answer.timings, answer.usage
+    parts = [f"mode {answer.mode} ({answer.mode_reason})"]
+    if timings.engine is not None:
+        parts.append(f"{usage.prompt_tokens} prompt tokens, {usage.cached_tokens} from the cache")
+        parts.append(f"{timings.engine.draft_n_accepted} of {timings.engine.draft_n} drafts taken")
+    if timings.ttft_ms is not None:
+        parts.append(f"first token {timings.ttft_ms / 1000:.2f} s")
+    parts.append(f"total {timings.total_ms / 1000:.2f} s")
+    return "  " + " · ".join(parts)

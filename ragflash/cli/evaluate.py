@@ -1,0 +1,78 @@
+"""The `eval` command: scores a set of questions in a data folder of its own."""
+
+import asyncio
+import tempfile
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.table import Table
+
+from ragflash.api.schemas import EngineOut
+from ragflash.cli.ask import EngineChoice, EngineOption
+from ragflash.cli.options import JsonOption, ModelOption
+from ragflash.cli.output import Output
+from ragflash.cli.parts import SCOPE, library_and_engine
+from ragflash.rag.records import DEFAULT_COLLECTION
+from ragflash.samples import sample_path
+from ragflash.settings import load_settings
+
+
+def evaluate(
+    folder: Annotated[
+        Path | None,
+        typer.Argument(help="Documents and a questions.jsonl; the built-in ones if left out."),
+    ] = None,
+    *,
+    engine: EngineOption = EngineChoice.AUTO,
+    limit: Annotated[int | None, typer.Option(min=1, help="Ask only the first questions.")] = None,
+    model: ModelOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Score answers to questions whose pages are known.
+
+    docs/evaluation.md defines the figures.
+    """
+    from ragflash.rag import evaluate as evaluation  # noqa: PLC0415  (loads the store)
+    from ragflash.rag.answer import Answerer  # noqa: PLC0415  (same)
+
+    folder = folder or sample_path(evaluation.QUESTIONS_NAME).parent
+    use_engine = engine is EngineChoice.AUTO
+    with (
+        Output(as_json=as_json) as output,
+        tempfile.TemporaryDirectory(prefix="ragflash-eval-") as data_dir,
+    ):
+        settings = load_settings(data_dir=Path(data_dir), model=model)
+        questions = evaluation.read_questions(folder)[:limit]
+        with (
+            library_and_engine(settings, with_engine=use_engine) as (library, client),
+            output.progress() as track,
+        ):
+            track("reading documents in", 0, 0)
+            records = evaluation.ingest(library, SCOPE, DEFAULT_COLLECTION, folder, questions)
+            results = asyncio.run(
+                evaluation.ask_all(
+                    Answerer(library, client),
+                    library,
+                    SCOPE,
+                    questions,
+                    records,
+                    use_engine=use_engine,
+                    progress=lambda done, total: track("asking questions", done, total),
+                )
+            )
+            info = EngineOut.of(client.info()).model_dump() if client else None
+        metrics = evaluation.metrics(results)
+        table = Table("figure", "value", box=None)
+        for name, value in metrics.items():
+            table.add_row(name, f"{value:.4f}")
+        output.show(table)
+        output.result(
+            {
+                "folder": folder.name,
+                "questions": len(questions),
+                "engine": info,
+                "metrics": metrics,
+                "rows": evaluation.report_rows(results),
+            }
+        )

