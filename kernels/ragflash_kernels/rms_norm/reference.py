@@ -1,10 +1,10 @@
 """Plain torch, in float32."""
 
 import torch
+from torch.nn import functional
 
 
 def rms_norm_reference(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
     """Return `x / sqrt(mean(x²) + eps) · weight`."""
-    values = x.float()
-    scale = torch.rsqrt(values.square().mean(dim=-1, keepdim=True) + eps)
-    return (values * scale * weight.float()).to(x.dtype)
+    normed = functional.rms_norm(x.float(), weight.shape, weight.float(), eps)
+    return normed.to(x.dtype)
