@@ -17,6 +17,7 @@ from ragflash.rag.index import QdrantEdgeIndex
 from ragflash.rag.ingest import DocumentParser, Ingestor
 from ragflash.rag.jobs import JobTable, JobWorker
 from ragflash.rag.retrieve import Retriever
+from ragflash_ingest.pool import ParserPool
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,7 +72,9 @@ def assemble(
     _check_fingerprint(corpus, embedder.fingerprint)
     index = _open_index(config.data_dir, embedder)
     stack.callback(index.close)
-    reader = parser if parser is not None else _parser_pool(config)
+    reader = parser or ParserPool(
+        timeout_s=config.parse_timeout_s, memory_bytes=config.parse_memory_bytes
+    )
     stack.callback(reader.close)
     jobs = JobTable(database)
     eraser = Eraser(database, corpus, files, index, on_drop)
@@ -113,9 +116,3 @@ def _open_index(data_dir: Path, embedder: Embedder) -> QdrantEdgeIndex:
             if folder != own:
                 shutil.rmtree(folder)
     return QdrantEdgeIndex.open(own, embedder.dim)
-
-
-def _parser_pool(config: LibraryConfig) -> DocumentParser:
-    from ragflash_ingest.pool import ParserPool  # noqa: PLC0415
-
-    return ParserPool(timeout_s=config.parse_timeout_s, memory_bytes=config.parse_memory_bytes)

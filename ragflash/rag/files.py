@@ -5,19 +5,19 @@ version. Names that people gave are labels in the catalogue and touch no path.
 """
 
 import fcntl
-import json
 import os
 import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from hashlib import sha256
 from pathlib import Path
 from typing import IO, Self
 from uuid import uuid4
 
 from ragflash.errors import DataFolderLocked, DocumentTooLarge, StorageError
-from ragflash_ingest.document import BoxTable, Document, DocumentPage, Section
+from ragflash_ingest import wire
+from ragflash_ingest.document import Document
 
 _BLOCK_BYTES = 1 << 20
 
@@ -138,7 +138,7 @@ class FileStore:
             place.mkdir(mode=0o700, parents=True, exist_ok=True)
             if document.boxes is not None:
                 self._write(place / "boxes", document.boxes.to_bytes())
-            self._write(place / "document.json", _header(document))
+            self._write(place / "document.json", wire.to_json(document))
             _flush_folder(place)
 
     def read_document(self, digest: str, parser: str) -> Document:
@@ -150,9 +150,9 @@ class FileStore:
         place = self._parsed_folder(digest, parser)
         with storage_errors("the document's text cannot be read"):
             header = (place / "document.json").read_bytes()
-            boxes = (place / "boxes").read_bytes() if (place / "boxes").exists() else None
+            boxes = (place / "boxes").read_bytes() if (place / "boxes").exists() else b""
         try:
-            return _document(header, boxes)
+            return wire.from_json(header, boxes)
         except (KeyError, TypeError, ValueError) as error:
             raise StorageError(f"the stored text in {place} is damaged: {error}") from error
 
@@ -179,38 +179,6 @@ class FileStore:
             file.write(data)
             _flush(file)
         path.replace(place)
-
-
-def _header(document: Document) -> bytes:
-    """Everything of a document but its boxes, as JSON."""
-    fields = {
-        "text": document.text,
-        "pages": [asdict(page) for page in document.pages],
-        "sections": [asdict(section) for section in document.sections],
-        "media_type": document.media_type,
-        "encoding": document.encoding,
-        "warnings": document.warnings,
-        "parser": document.parser,
-        "furniture": document.furniture,
-        "title": document.title,
-    }
-    return json.dumps(fields, ensure_ascii=False).encode()
-
-
-def _document(header: bytes, boxes: bytes | None) -> Document:
-    fields = json.loads(header)
-    return Document(
-        text=fields["text"],
-        pages=tuple(DocumentPage(**page) for page in fields["pages"]),
-        sections=tuple(Section(**section) for section in fields["sections"]),
-        media_type=fields["media_type"],
-        encoding=fields["encoding"],
-        warnings=tuple(fields["warnings"]),
-        parser=fields["parser"],
-        boxes=None if boxes is None else BoxTable.from_bytes(boxes),
-        furniture=tuple((start, end) for start, end in fields["furniture"]),
-        title=fields["title"],
-    )
 
 
 def _check_size(size: int, max_bytes: int) -> None:

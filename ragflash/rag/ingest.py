@@ -17,13 +17,14 @@ from ragflash.rag.corpus import Corpus, ParsedFacts
 from ragflash.rag.database import Database
 from ragflash.rag.embed import Embedder
 from ragflash.rag.erase import Eraser
-from ragflash.rag.files import FileStore
+from ragflash.rag.files import FileStore, storage_errors
 from ragflash.rag.index import VectorIndex, VectorPoint
 from ragflash.rag.jobs import JobCancelled, JobControl, JobInterrupted, JobTable
 from ragflash.rag.records import ChunkRecord, DocumentRecord, DocumentState, JobState
 from ragflash.rag.sparse import document_vector
 from ragflash_ingest.chunk import chunk
 from ragflash_ingest.document import Chunk, Document, FailureReason, ParseError
+from ragflash_ingest.pool import ParseCancelled, Progress
 
 EMBED_BATCH = 64
 CANCELLED = "cancelled"
@@ -42,13 +43,14 @@ class DocumentParser(Protocol):
         source: Path | bytes,
         name: str,
         *,
-        progress: Callable[[int, int], None] | None = None,
+        progress: Progress | None = None,
         cancelled: Callable[[], bool] | None = None,
     ) -> Document:
-        """Read a file; `progress` gets pages done and in all, `cancelled` is asked meanwhile.
+        """Read a file; `progress` gets stage, done and total, `cancelled` is asked meanwhile.
 
         Raises:
             ParseError: It cannot be read.
+            ParseCancelled: `cancelled` said so.
         """
 
     def close(self) -> None:
@@ -148,17 +150,21 @@ class Ingestor:
             self._corpus.move(document.id, DocumentState.EMBEDDING)
 
     def _read(self, document: DocumentRecord, control: JobControl) -> Document:
+        def report(_: str, done: int, total: int) -> None:
+            control.report("parsing", done, total)
+
         try:
-            return self._parser.parse(
-                self._files.blob_path(document.sha256),
-                document.name,
-                progress=lambda done, total: self._jobs.report(
-                    control.job.id, "parsing", done, total
-                ),
-                cancelled=control.is_ending,
-            )
-        except ParseError as error:
+            with storage_errors("the original cannot be parsed"):
+                return self._parser.parse(
+                    self._files.blob_path(document.sha256),
+                    document.name,
+                    progress=report,
+                    cancelled=control.is_ending,
+                )
+        except ParseCancelled as cancelled:
             control.check()
+            raise JobInterrupted from cancelled
+        except ParseError as error:
             if error.reason is FailureReason.UNSUPPORTED_TYPE:
                 raise UnsupportedMedia(error.detail) from error
             raise DocumentUnreadable(error.reason, error.detail) from error

@@ -25,6 +25,7 @@ _COLUMNS = "id, collection_id, document_id, state, stage, done, total, created_m
 _OPEN = tuple(state.value for state in JobState if not state.is_final)
 
 _RETRY_S = 5.0
+_REPORT_EVERY_S = 0.05
 
 _log = logging.getLogger(__name__)
 
@@ -155,6 +156,7 @@ class JobControl:
         self._table = table
         self._stopping = stopping
         self._cancelled = threading.Event()
+        self._stage, self._reported = "", 0.0
 
     def cancel(self) -> None:
         """Ask the job to end; it does between two batches."""
@@ -172,8 +174,11 @@ class JobControl:
             raise JobInterrupted
 
     def report(self, stage: str, done: int, total: int) -> None:
-        """Record progress, then `check`."""
-        self._table.report(self.job.id, stage, done, total)
+        """Record progress, some twenty times a second at most, then `check`."""
+        now = time.monotonic()
+        if done == total or stage != self._stage or now - self._reported >= _REPORT_EVERY_S:
+            self._stage, self._reported = stage, now
+            self._table.report(self.job.id, stage, done, total)
         self.check()
 
 

@@ -46,6 +46,7 @@ _PART = re.compile(  # digits, other scripts, and camelCase at its humps
 _BETWEEN_JOINTS = re.compile(_JOINT)
 _UNWRITTEN_JOINT = re.compile(r"['\u2019\u200c,]|(?<!\d)[-\u2010\u2011]|[-\u2010\u2011](?!\d)")
 _NAME = re.compile(r"\d|[a-z][A-Z]|[_./:@]")  # a digit, camelCase, a joint that prose has not
+_LONE_LETTER = re.compile(r"[a-z]")
 _CODE_LETTERS = re.compile(r"[A-Z]{1,5}|[b-hj-z]")  # not "a 12", "in 2024"
 _CODE_DIGITS = re.compile(r"\d[\d.-]*\d")
 
@@ -100,11 +101,14 @@ def analyse(text: str) -> list[Term]:
     folded = _fold(text)
     for match in _TOKEN.finditer(folded):
         token = match.group()
-        if match.lastgroup == "word":
-            code = _spaced_code(previous, match, folded)
-            found.extend(code or _word_terms(token))
-        else:
+        if match.lastgroup != "word":
             found.extend(_pair_terms(token))
+        elif code := _spaced_code(previous, match, folded):
+            if len(found[-1].text) == 1:
+                found.pop()
+            found.extend(code)
+        else:
+            found.extend(_word_terms(token))
         previous = match
     return found
 
@@ -171,13 +175,16 @@ def _term_id(text: str) -> int:
 
 @lru_cache(maxsize=1 << 16)
 def _word_terms(token: str) -> tuple[Term, ...]:
-    """Terms of one word: as written, its parts when it has several, and the stem of each."""
+    """Terms of one word: as written, its parts when it has several, and the stem of each.
+
+    A lone Latin letter is no part: the `E` of one error code is in all others.
+    """
     whole = _UNWRITTEN_JOINT.sub("", token).casefold()
     pieces = _BETWEEN_JOINTS.split(token.replace(",", ""))
     parts = [part for piece in pieces for part in _PART.findall(piece)]
     shorter = [word.casefold() for word in (*parts, *pieces)] if len(parts) > 1 else [whole]
     derived = dict.fromkeys([*shorter, *map(stem, shorter)])
-    derived.pop(whole, None)
+    derived = {text: None for text in derived if text != whole and not _LONE_LETTER.fullmatch(text)}
     named = Term(whole, identifier=_NAME.search(token) is not None)
     return (named, *(Term(text, DERIVED_WEIGHT) for text in derived))
 

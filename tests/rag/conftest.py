@@ -1,22 +1,24 @@
 """Stand-ins that make a library fast and deterministic: no model, no child process."""
 
-import re
 import threading
-import unicodedata
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from functools import cache
 from pathlib import Path
 
 import numpy as np
 import pytest
 
-from ragflash.rag.embed import Embedder
 from ragflash.rag.library import Library, LibraryConfig
-from ragflash.rag.records import Scope
+from ragflash.rag.records import DuplicatePolicy, Scope, SearchHit
 from ragflash.rag.sparse import analyse
-from ragflash_ingest.document import Document, DocumentPage, FailureReason, ParseError
+from ragflash_ingest.document import Document, DocumentPage
+from ragflash_ingest.pool import ParseCancelled
 
-MINE = Scope(frozenset({"mine"}))
-THEIRS = Scope(frozenset({"theirs"}))
+
+@cache
+def direction(term: int, dim: int):
+    return np.random.default_rng(term).standard_normal(dim).astype(np.float32)
 
 
 class HashEmbedder:
@@ -40,7 +42,7 @@ class HashEmbedder:
     def encode_query(self, text):
         total = np.zeros(self.dim, np.float32)
         for term in analyse(text):
-            total += np.random.default_rng(term.id).standard_normal(self.dim).astype(np.float32)
+            total += direction(term.id, self.dim)
         return total / max(float(np.linalg.norm(total)), 1e-6)
 
 
@@ -61,7 +63,7 @@ class TextParser:
         self.entered.set()
         while not self.gate.wait(0.01):
             if cancelled is not None and cancelled():
-                raise ParseError(FailureReason.TOO_SLOW, "cancelled")
+                raise ParseCancelled
         self.parsed.append(name)
         if self.fault is not None:
             raise self.fault
@@ -73,7 +75,7 @@ class TextParser:
             pages.append(DocumentPage(number, None, start, start + len(text), error=error))
             start += len(text) + 1
             if progress is not None:
-                progress(number, len(pieces))
+                progress("pages", number, len(pieces))
         return Document("\n".join(texts), tuple(pages), (), "text/plain", "utf-8", (), "text 1")
 
     def close(self):
@@ -96,7 +98,9 @@ def open_library(tmp_path: Path, embedder, parser) -> Iterator[Callable[..., Lib
     opened: list[Library] = []
 
     def open_one(**changes) -> Library:
-        config = LibraryConfig(tmp_path / "data", max_upload_bytes=changes.pop("max_bytes", 1 << 20))
+        config = LibraryConfig(
+            tmp_path / "data", max_upload_bytes=changes.pop("max_bytes", 1 << 20)
+        )
         chosen = {"parser": parser, **changes}
         library = Library.open(config, chosen.pop("embedder", embedder), **chosen)
         opened.append(library)
@@ -112,14 +116,51 @@ def library(open_library) -> Library:
     return open_library()
 
 
-@pytest.fixture
-def add(library: Library) -> Callable[..., str]:
-    """Adds a text, waits until it is searchable, and returns its id."""
+@dataclass
+class Shelf:
+    """A library shared by a module's tests, of which each has a collection of its own."""
 
-    def add_one(text: str, name: str = "a.txt", scope: Scope = MINE, collection: str = "mine", **kw):
-        result = library.add(scope, collection, name, text.encode(), **kw)
-        job = library.wait(scope, result.job.id, 30)
-        assert job.state.is_final, job
+    library: Library
+    parser: TextParser
+    embedder: HashEmbedder
+    collection: str = "mine"
+
+    @property
+    def scope(self) -> Scope:
+        return Scope(frozenset({self.collection}))
+
+    def add(self, text: str, name: str = "a.txt", **options: DuplicatePolicy) -> str:
+        """Add a text, wait until the work on it has ended, and return its id."""
+        data = text.encode()
+        result = self.library.add(self.scope, self.collection, name, data, **options)
+        assert self.library.wait(self.scope, result.job.id, 60).state.is_final
         return result.document.id
 
-    return add_one
+    def search(self, query: str, **options) -> list[SearchHit]:
+        return self.library.search(self.scope, query, **options)
+
+
+@pytest.fixture
+def own_shelf(library, parser, embedder) -> Shelf:
+    return Shelf(library, parser, embedder)
+
+
+@pytest.fixture(scope="module")
+def module_shelf(tmp_path_factory) -> Iterator[Shelf]:
+    parser, embedder = TextParser(), HashEmbedder()
+    config = LibraryConfig(tmp_path_factory.mktemp("library") / "data")
+    library = Library.open(config, embedder, parser=parser)
+    yield Shelf(library, parser, embedder)
+    library.close()
+
+
+@pytest.fixture
+def shelf(module_shelf, request) -> Iterator[Shelf]:
+    """A collection of this test's own in the module's library."""
+    yield replace(module_shelf, collection=request.node.name)
+    module_shelf.parser.fault = None
+
+
+@pytest.fixture
+def add(own_shelf: Shelf) -> Callable[..., str]:
+    return own_shelf.add
