@@ -5,6 +5,7 @@ numbers.
 """
 
 import asyncio
+import logging
 import time
 from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import aclosing
@@ -29,6 +30,8 @@ from ragflash.errors import ContextTooLong, EngineDead, InputError
 
 if TYPE_CHECKING:
     from ragflash.engine.worker import Worker  # imports torch
+
+_log = logging.getLogger(__name__)
 
 
 class EngineClient:
@@ -173,7 +176,9 @@ def _into(events: asyncio.Queue[Event], loop: asyncio.AbstractEventLoop) -> Call
     """Return a function that puts events into a loop's queue from another thread."""
 
     def emit(event: Event) -> None:
-        if not loop.is_closed():  # nobody is left to read
+        try:
             loop.call_soon_threadsafe(events.put_nowait, event)
+        except RuntimeError:  # the loop was closed: nobody is left to read
+            _log.debug("event dropped", extra={"request_id": event.request_id})
 
     return emit

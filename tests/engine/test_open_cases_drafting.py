@@ -4,6 +4,11 @@ import string
 
 import pytest
 import torch
+
+from ragflash.engine.request import DraftMode, FinishReason, SamplingParams
+from ragflash.engine.sampler import draw, uniform
+from ragflash.errors import ContextTooLong
+from ragflash.speculative.verify import verify_chain
 from tests.engine.toys import (
     ToyModel,
     ToyRecurrentModel,
@@ -14,11 +19,6 @@ from tests.engine.toys import (
     greedy_model,
     toy_engine,
 )
-
-from ragflash.engine.request import DraftMode, FinishReason, SamplingParams
-from ragflash.engine.sampler import draw, uniform
-from ragflash.errors import ContextTooLong
-from ragflash.speculative.verify import verify_chain
 
 
 def letters(count):
@@ -46,6 +46,10 @@ def test_o01_stop_string_beats_the_length_cap(stop, text, reason, num_tokens):
         engine.assert_pages_are_accounted_for()
 
 
+def offer_sixteen(history, budget):
+    return [0, 1, 2, 3] * 4
+
+
 @pytest.mark.parametrize(("num_prompt", "num_new"), [(56, 8), (63, 1)])
 def test_o02_block_meets_the_end_of_the_context(num_prompt, num_new):
     def following(history):
@@ -54,8 +58,8 @@ def test_o02_block_meets_the_end_of_the_context(num_prompt, num_new):
     outputs = []
     for mode in DraftMode:
         model = greedy_model(following, 5, context_tokens=64)
-        offer = [0, 1, 2, 3] * 4
-        with toy_engine(model, letters(5), draft=lambda *_: offer, draft_tokens=16) as engine:
+        draft = offer_sixteen
+        with toy_engine(model, letters(5), draft=draft, draft_tokens=16) as engine:
             finished = engine.complete(ask("a" * num_prompt, max_tokens=1000, draft=mode))
         assert finished.reason is FinishReason.LENGTH
         assert len(finished.token_ids) == num_new
@@ -117,23 +121,31 @@ def test_drafter_is_told_what_was_accepted():
         assert (finished.timings.draft_n, finished.timings.draft_n_accepted) == (6, 4)
 
 
+def takes_all(emitted):
+    def emit(token):
+        emitted.append(token)
+        return True
+
+    return emit
+
+
 def test_o04_sampling_keeps_the_target_distribution_with_looked_up_drafts():
     p = torch.tensor([0.5, 0.3, 0.2])
     counts, accepted, after_rejection = [0, 0, 0], 0, [0, 0, 0]
-    num_draws = 20_000
+    num_draws = 10_000
     for position in range(num_draws):
         emitted = []
         choose = [draw(p, uniform(7, position)), 0].__getitem__
-        num_accepted = verify_chain((1,), choose, lambda token: emitted.append(token) or True)
+        num_accepted = verify_chain((1,), choose, takes_all(emitted))
         accepted += num_accepted
         counts[emitted[0]] += 1
         if not num_accepted:
             after_rejection[emitted[0]] += 1
-    assert [count / num_draws for count in counts] == pytest.approx(p.tolist(), abs=0.005)
-    assert accepted / num_draws == pytest.approx(0.3, abs=0.005)
+    assert [count / num_draws for count in counts] == pytest.approx(p.tolist(), abs=0.01)
+    assert accepted / num_draws == pytest.approx(0.3, abs=0.01)
     rejected = num_draws - accepted
     assert [count / rejected for count in after_rejection] == pytest.approx(
-        [5 / 7, 0, 2 / 7], abs=0.007
+        [5 / 7, 0, 2 / 7], abs=0.01
     )
 
 

@@ -1,23 +1,27 @@
 """A whole engine around models that are a few lines long.
 
-`ToyModel` keeps the token ids themselves as keys, and predicts from what it reads back from the pages: a page that is
-shared, copied, restored or rolled back wrongly shows as a wrong prediction.
+`ToyModel` keeps the token ids themselves as keys, and predicts from what it reads back from the
+pages: a page that is shared, copied, restored or rolled back wrongly shows as a wrong prediction.
 """
 
 import asyncio
-from collections.abc import Callable, Iterator, Sequence
+import threading
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 
+import numpy as np
 import torch
 
 from ragflash.engine.client import EngineClient
 from ragflash.engine.core import EngineCore, Vocabulary
+from ragflash.engine.job import Job
 from ragflash.engine.request import (
     ChatMessage,
     EngineInfo,
     Event,
     GenerateRequest,
+    ScoreRequest,
     SegmentKind,
     Span,
     TextSegment,
@@ -35,7 +39,7 @@ Logits = Callable[[Sequence[int]], torch.Tensor]
 
 
 class ToyTokenizer:
-    """Greedy longest match over a list of byte strings; ids are places in the list, then control tokens."""
+    """Greedy longest match over byte strings; ids are places in the list, then control tokens."""
 
     add_bos = False
     bos_id = None
@@ -129,12 +133,12 @@ class ToyModel:
         self._logits = logits
         self.vocab_size = vocab_size
         self.context_tokens = context_tokens
-        self.steps: list[list[int]] = []
+        self.steps: list[dict[int, int]] = []  # rows of each slot
         self.before_forward: Callable[[], None] = lambda: None
 
     def forward(self, batch: ForwardBatch, pages: PagePool) -> torch.Tensor:
         self.before_forward()
-        self.steps.append([rows.num_rows for rows in batch.sequences])
+        self.steps.append({rows.slot: rows.num_rows for rows in batch.sequences})
         start, wanted = 0, []
         for rows in batch.sequences:
             ids = batch.token_ids[start : start + rows.num_rows]
@@ -143,10 +147,11 @@ class ToyModel:
             start += rows.num_rows
             keys = ids.float().reshape(-1, 1, 1)
             pages.write(0, rows.pages, rows.committed, keys, keys)
-            stored = pages.keys(0)[list(rows.pages), 0, :, 0].flatten()
-            for row in rows.logit_rows:
-                history = stored[: rows.committed + row + 1].long().tolist()
-                wanted.append(self._logits(history))
+            if rows.logit_rows:
+                stored = pages.keys(0)[list(rows.pages), 0, :, 0].flatten()[: positions[-1] + 1]
+                history = stored.long().tolist()
+                ends = (rows.committed + row + 1 for row in rows.logit_rows)
+                wanted += [self._logits(history[:end]) for end in ends]
         return torch.stack(wanted) if wanted else torch.empty(0, self.vocab_size)
 
     def commit(self, slot: int, num_rows: int) -> None:
@@ -208,6 +213,21 @@ def one_hot(token_ids: Sequence[int], vocab_size: int) -> torch.Tensor:
     return 20.0 * torch.nn.functional.one_hot(ids, vocab_size).float()
 
 
+def random_logits(
+    vocab_size: int, *, looks_back: int = 1 << 20, never: Iterable[int] = ()
+) -> Logits:
+    """Logits that depend on every token of the history; those in `never` are not drawn."""
+    hidden = [*never]
+
+    def logits(history: Sequence[int]) -> torch.Tensor:
+        rng = np.random.default_rng([len(history), *history[-looks_back:]])
+        scores = torch.from_numpy(2 * rng.normal(size=vocab_size)).float()
+        scores[hidden] = -100.0
+        return scores
+
+    return logits
+
+
 def greedy_model(
     next_token: Callable[[Sequence[int]], int], vocab_size: int, **options
 ) -> ToyModel:
@@ -247,6 +267,8 @@ def chain(next_token: Callable[[Sequence[int]], int]) -> Callable[[Sequence[int]
 @dataclass
 class ToyEngine:
     client: EngineClient
+    worker: Worker
+    pool: PagePool
     core: EngineCore
     scheduler: Scheduler
     runner: Runner
@@ -262,6 +284,13 @@ class ToyEngine:
             return await asyncio.gather(*map(self.client.complete, requests))
 
         return asyncio.run(gather())
+
+    def submit(self, request: GenerateRequest | ScoreRequest) -> tuple[Job, list[Event]]:
+        """Submit a request; its events are added to the list by the worker thread."""
+        events: list[Event] = []
+        job = self.client._prepare(request, events.append, 0.0)
+        self.worker.submit(job)
+        return job, events
 
     def events(self, request: GenerateRequest) -> list[Event]:
         async def collect():
@@ -288,7 +317,9 @@ def toy_engine(
     chunk_tokens: int = 512,
     draft: Callable[[Sequence[int], int], Sequence[int]] | None = None,
     draft_tokens: int = 15,
+    gate: threading.Event | None = None,
 ) -> Iterator[ToyEngine]:
+    """Start an engine; its worker begins when `gate` is set."""
     allocator = PageAllocator(num_pages)
     store = SegmentTree(allocator)
     scheduler = Scheduler(
@@ -298,7 +329,8 @@ def toy_engine(
         max_slots=max_slots,
         chunk_tokens=chunk_tokens,
     )
-    runner = Runner(model, PagePool(model.kv_layout, num_pages), vocab_size=tokenizer.vocab_size)
+    pool = PagePool(model.kv_layout, num_pages)
+    runner = Runner(model, pool, vocab_size=tokenizer.vocab_size)
     drafters: list[StubDrafter] = []
 
     def make_drafter() -> Drafter:
@@ -314,7 +346,8 @@ def toy_engine(
         drafter_factory=make_drafter if draft is not None else None,
         draft_tokens=draft_tokens,
     )
-    worker = Worker(core, max_in_flight=max_in_flight)
+    prepare = gate.wait if gate is not None else lambda: None
+    worker = Worker(core, max_in_flight=max_in_flight, prepare=prepare)
     info = EngineInfo(
         model="toy",
         model_hash="toy",
@@ -329,8 +362,10 @@ def toy_engine(
         worker, tokenizer=tokenizer, template=template or RawTemplate(), info=info
     )
     try:
-        yield ToyEngine(client, core, scheduler, runner, store, allocator, drafters)
+        yield ToyEngine(client, worker, pool, core, scheduler, runner, store, allocator, drafters)
     finally:
+        if gate is not None:
+            gate.set()
         client.close()
 
 
@@ -347,5 +382,5 @@ def document(text: str, source_id: str, *, head: str = "") -> TextSegment:
     return TextSegment(SegmentKind.DOCUMENT, head + text, (span,))
 
 
-def ask(text: str, *before: TextSegment, id: str = "r", **options) -> GenerateRequest:
-    return GenerateRequest(id=id, messages=user(*before, question(text)), **options)
+def ask(text: str, *before: TextSegment, name: str = "r", **options) -> GenerateRequest:
+    return GenerateRequest(id=name, messages=user(*before, question(text)), **options)
