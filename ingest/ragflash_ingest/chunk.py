@@ -9,6 +9,7 @@ from ragflash_ingest.sentences import sentences
 
 _PARAGRAPH = re.compile(r"\n[^\S\n]*\n\s*")
 _WORD = re.compile(r"(?<=\s)\S")
+_FEW_LETTERS = 40
 SECTION_SEPARATOR = " › "
 
 
@@ -22,8 +23,9 @@ def chunk(
     """Split a document where it hurts least: sections, then paragraphs, sentences, words.
 
     A chunk is `document.text[start:end]`, at most `max_chars` long, without white space or
-    furniture at its edges. A section of less than a fifth of the target is joined with the next.
-    Neighbours inside a section share up to `overlap_chars`.
+    furniture at its edges; what is furniture but for a few words (an index) makes none. A
+    section of less than a fifth of the target is joined with the next. Neighbours inside a
+    section share up to `overlap_chars`.
 
     Raises:
         ValueError: The lengths do not fit together.
@@ -35,7 +37,7 @@ def chunk(
     covered = 0
     for raw_start, raw_end in cutter.ranges():
         start, end = cutter.trim(raw_start, raw_end)
-        if end <= max(start, covered):
+        if end <= max(start, covered) or cutter.is_furniture(raw_start, raw_end):
             continue
         covered = end
         path = document.section_path(start)
@@ -87,6 +89,18 @@ class _Cutter:
                 break
         return start, end
 
+    def is_furniture(self, start: int, end: int) -> bool:
+        """Whether a range is furniture with hardly a word between."""
+        first = bisect_right(self.furniture, start, key=lambda piece: piece[1])
+        cursor, own = start, 0
+        for piece_start, piece_end in self.furniture[first:]:
+            if piece_start >= end:
+                break
+            own += _letters(self.text[cursor : max(piece_start, cursor)])
+            cursor = piece_end
+        own += _letters(self.text[cursor:end])
+        return own < _FEW_LETTERS and 2 * own < _letters(self.text[start:end])
+
     def _furniture_at(self, offset: int) -> tuple[int, int] | None:
         index = bisect_right(self.furniture, offset, key=lambda piece: piece[0]) - 1
         if index >= 0 and offset < self.furniture[index][1]:
@@ -130,3 +144,7 @@ class _Cutter:
             return line + 1
         word = _WORD.search(self.text, earliest, end)
         return word.start() if word else end
+
+
+def _letters(text: str) -> int:
+    return sum(map(str.isalpha, text))

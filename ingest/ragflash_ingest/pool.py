@@ -187,8 +187,7 @@ class _Child:
         self.documents += 1
         self.busy = True
         if not self._ready:
-            self._receive(time.monotonic() + _START_LIMIT_S, stop)
-            self._ready = True
+            self._await_start(stop)
         deadline = time.monotonic() + timeout_s
         try:
             self._pipe.send_bytes(name.encode("utf-8", "surrogatepass"))
@@ -208,6 +207,13 @@ class _Child:
                 body, boxes = self._receive(deadline, stop), self._receive(deadline, stop)
                 self.busy = False
                 return wire.from_json(body, boxes)
+
+    def _await_start(self, stop: Callable[[], bool]) -> None:
+        try:
+            self._receive(time.monotonic() + _START_LIMIT_S, stop)
+        except ParseError as error:
+            raise _ChildDied(f"not starting within {_START_LIMIT_S:.0f} s") from error
+        self._ready = True
 
     def _receive(self, deadline: float, stop: Callable[[], bool]) -> bytes:
         while True:

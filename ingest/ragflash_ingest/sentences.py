@@ -11,6 +11,7 @@ from itertools import accumulate, pairwise
 
 _UNWRAPPED_CHARS = 160  # texts whose lines are this long were never wrapped
 _NEAR_LINES = 20
+_FULL_LINE = 0.8
 _SHORT_LINE = 0.6  # of the usual line length: such a line ended because its author ended it
 _PARAGRAPH = re.compile(r"\n[^\S\n]*\n\s*")
 _MARKER = r"(?:[•‣▪◦●○■□·∙➢✓–—*+-]|\(?(?:\d{1,3}|[a-z]|[ivx]{1,5})[.)]|\(?[A-Z]\)|#{1,6}|>)[^\S\n]+"
@@ -102,20 +103,36 @@ def _pieces(text: str, start: int, end: int, usual: int) -> Iterator[tuple[int, 
 
 def _breaks_line(line: str, following: str, usual: int) -> bool:
     """Whether the line end between two lines of a paragraph is more than a wrap."""
-    if usual > _UNWRAPPED_CHARS or _LIST_ITEM.match(following):
-        return True
     line = line.strip()
+    if usual > _UNWRAPPED_CHARS or _starts_block(following, usual) or _is_block(line, usual):
+        return True
     if line.endswith(("-", "\u00ad", "\u2010")):
         return False
-    if line.startswith(("#", "|")) or " | " in line or line.endswith(":"):
-        return True
-    if not (_LETTER.search(line) and _LETTER.search(following)):  # a page number, a rule
-        return True
-    return len(line) < _SHORT_LINE * usual or _is_heading(line) or _is_heading(following)
+    full = _SHORT_LINE * usual
+    if len(line) >= full:
+        return False
+    # Cut short by something else, such as a footnote mark?
+    goes_on = len(following) >= full and following[:1].islower()
+    return not (goes_on and (line[-1].isalpha() or line[-1] == ","))
 
 
-def _is_heading(line: str) -> bool:
-    return bool(_NUMBERED_HEADING.match(line)) and not line.rstrip().endswith((".", ",", ";"))
+def _starts_block(line: str, usual: int) -> bool:
+    lone = not _LETTER.search(line)  # a page number, a rule
+    return (
+        lone or line.startswith("```") or bool(_LIST_ITEM.match(line)) or _is_heading(line, usual)
+    )
+
+
+def _is_block(line: str, usual: int) -> bool:
+    """Whether a line stands for itself: a heading, a table's row, what a list follows."""
+    marked = line.startswith(("#", "|", "```")) or line.endswith(":") or " | " in line
+    return marked or not _LETTER.search(line) or _is_heading(line, usual)
+
+
+def _is_heading(line: str, usual: int) -> bool:
+    """Whether a line begins with a number as headings do, and ends before the line is full."""
+    numbered = bool(_NUMBERED_HEADING.match(line)) and len(line) < _FULL_LINE * usual
+    return numbered and not line.rstrip().endswith((".", ",", ";"))
 
 
 def _ends_sentence(text: str, match: re.Match[str], end: int) -> bool:
@@ -141,4 +158,6 @@ def _trim(text: str, start: int, end: int) -> tuple[int, int] | None:
         end -= 1
     lead = _LEAD.match(text, start, end)
     start = lead.end() if lead else start
-    return (start, end) if _LETTER.search(text, start, end) else None
+    if text.startswith("```", start) or not _LETTER.search(text, start, end):
+        return None
+    return start, end

@@ -83,6 +83,13 @@ def test_furniture_is_not_at_the_edges_and_makes_no_chunk():
     assert chunk(document("7", furniture=[(0, 1)])) == []
 
 
+def test_an_index_makes_no_chunk():
+    lines = ["A", *(f"entry {number} . . . . . {number}" for number in range(30)), "B"]
+    text = "\n".join(lines)
+    furniture = [(text.index(line), text.index(line) + len(line)) for line in lines[1:-1]]
+    assert chunk(document(text, furniture=furniture)) == []
+
+
 def test_blank_documents_have_no_chunks():
     assert chunk(document("")) == []
     assert chunk(document(" \n \n")) == []

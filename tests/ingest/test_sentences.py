@@ -29,6 +29,7 @@ def cut(text, **options):
         ("1. Install it.\n2. Run it. Twice.", ["Install it.", "Run it.", "Twice."]),
         ("# Head\nBody text.", ["Head", "Body text."]),
         ("Name | Age\nAnn | 12", ["Name | Age", "Ann | 12"]),
+        ("```sh\nrun it\n```\n| a | b |\n|---|---|", ["run it", "| a | b |"]),
         ("  ...  \n\n 42 ", []),
         ("", []),
     ],
@@ -56,6 +57,13 @@ def test_wrapped_lines_are_one_sentence_and_short_lines_are_not():
         "echo $?",
         "For the shell's purposes, a command which exits with a zero exit status has\nsucceeded.",
     ]
+
+
+def test_a_short_line_before_a_full_one_in_lower_case_is_no_end():
+    text = (
+        "The setup will differ from\nhost to host, so that no program should assume any location."
+    )
+    assert cut(text) == [text]
 
 
 def test_skipped_ranges_are_in_no_sentence():

@@ -48,18 +48,18 @@ def read_page(page: pdfium.PdfPage) -> PageText:
     textpage = page.get_textpage()
     try:
         codes, rects = _characters(textpage)
+        chars, origins = _decode(codes)
+        sizes = _line_sizes(textpage, chars, origins)
     finally:
         textpage.close()
-    width, height = page.get_size()
-    chars, origins = _decode(codes)
     boxes = np.full((len(chars), 4), np.nan, np.float32)
-    placed = np.array(origins, dtype=np.int64) >= 0
-    if placed.any():
-        boxes[placed] = _to_shown(rects, page)[np.array(origins, dtype=np.int64)[placed]]
-        boxes[~(boxes[:, 2] > boxes[:, 0])] = np.nan
-    text, boxes = _mark_paragraphs("".join(chars), boxes)
+    sources = np.array(origins, dtype=np.int64)
+    boxes[sources >= 0] = _to_shown(rects, page)[sources[sources >= 0]]
+    boxes[~(boxes[:, 2] > boxes[:, 0])] = np.nan
+    text, boxes = _mark_paragraphs("".join(chars), boxes, sizes)
     first = len(text) - len(text.lstrip())
     last = len(text.rstrip())
+    width, height = page.get_size()
     has_objects = pdfium_c.FPDFPage_CountObjects(page) > 0
     return PageText(text[first:last], boxes[first:last], width, height, has_objects)
 
@@ -120,10 +120,23 @@ def _to_shown(rects: Boxes, page: pdfium.PdfPage) -> Boxes:
     return np.stack(sides, axis=1)
 
 
-def _mark_paragraphs(text: str, boxes: Boxes) -> tuple[str, Boxes]:
+def _line_sizes(textpage: pdfium.PdfTextPage, chars: list[str], origins: list[int]) -> list[float]:
+    """Font size in the middle of each line, in the font's own measure."""
+    bounds = [-1, *(at for at, char in enumerate(chars) if char == "\n"), len(chars)]
+    middles = [(before + after) // 2 for before, after in pairwise(bounds)]
+    return [
+        pdfium_c.FPDFText_GetFontSize(textpage, origins[middle])
+        if 0 <= middle < len(chars) and origins[middle] >= 0
+        else 0.0
+        for middle in middles
+    ]
+
+
+def _mark_paragraphs(text: str, boxes: Boxes, sizes: list[float]) -> tuple[str, Boxes]:
     """Double the line breaks that end a paragraph."""
     breaks = [at for at, char in enumerate(text) if char == "\n"]
-    lines = [_line(part) for part in np.split(boxes, breaks)]
+    parts = np.split(boxes, breaks)
+    lines = [_line(part, size) for part, size in zip(parts, sizes, strict=True)]
     pitches = [
         below.top - above.top for above, below in pairwise(lines) if below.top - above.top > 0
     ]
@@ -148,18 +161,20 @@ class _Line:
     left: float
     top: float
     height: float
+    font_size: float
 
 
-def _line(boxes: Boxes) -> _Line:
+def _line(boxes: Boxes, font_size: float) -> _Line:
     placed = boxes[~np.isnan(boxes[:, 0])]
     if not len(placed):
-        return _Line(np.nan, np.nan, np.nan)
+        return _Line(np.nan, np.nan, np.nan, font_size)
     tops, heights = placed[:, 1], placed[:, 3] - placed[:, 1]
     middle = len(placed) // 2
     return _Line(
         float(placed[:, 0].min()),
         float(np.partition(tops, middle)[middle]),
         float(np.partition(heights, middle)[middle]),
+        font_size,
     )
 
 
@@ -168,9 +183,16 @@ def _new_paragraph(lines: list[_Line], number: int, usual: float) -> bool:
     pitch = below.top - above.top
     if not pitch > 0:  # up again, as at the next column; or a line without a place
         return False
-    sizes = sorted((above.height, below.height))
-    if sizes[1] > _SIZE_CHANGE * max(sizes[0], 1.0) or pitch > _PARAGRAPH_PITCH * usual:
+    if pitch > _PARAGRAPH_PITCH * usual:
+        return True
+    # Another font alone has other heights, a scaled one the same size: both must differ.
+    if _differ(above.height, below.height) and _differ(above.font_size, below.font_size):
         return True
     after = lines[number + 2] if number + 2 < len(lines) else above
     indents = (below.left - above.left, below.left - after.left)
     return all(_INDENT[0] * below.height < indent < _INDENT[1] * below.height for indent in indents)
+
+
+def _differ(one: float, other: float) -> bool:
+    low, high = sorted((one, other))
+    return high > _SIZE_CHANGE * low
