@@ -27,7 +27,7 @@ __all__ = ["ParseCancelled", "ParserPool", "Progress", "parse_bytes"]
 _POLL_S = 0.05
 _START_LIMIT_S = 60.0
 _SOURCE_ROOT = Path(__file__).resolve().parent.parent
-_KEPT_VARIABLES = ("PATH", "LANG", "LC_ALL", "LD_LIBRARY_PATH", "VIRTUAL_ENV", "SYSTEMROOT")
+_KEPT_VARIABLES = ("PATH", "LANG", "LC_ALL", "LD_LIBRARY_PATH", "VIRTUAL_ENV")
 
 
 class ParseCancelled(Exception):
