@@ -57,13 +57,8 @@ def start_engine(
         ModelError: The file cannot be used.
         SettingInvalid: A size is not positive or too small for the model.
     """
-    for name, value in (
-        ("max_slots", max_slots),
-        ("prefill_chunk_tokens", prefill_chunk_tokens),
-        ("threads", 1 if threads is None else threads),
-    ):
-        if value < 1:
-            raise SettingInvalid(f"{name} = {value} must be at least 1")
+    threads = torch.get_num_threads() if threads is None else threads
+    _check(threads=threads, max_slots=max_slots, prefill_chunk_tokens=prefill_chunk_tokens)
     model_hash = content_hash(model_path, cache_dir)
     with GGUFFile.open(model_path) as file:
         tokenizer = Tokenizer.from_gguf(file)
@@ -72,19 +67,17 @@ def start_engine(
         num_pages = _num_pages(model, kv_bytes, max_slots)
         info = _info(file, model, model_hash, num_pages)
         identity = _identity(file, tokenizer, info)
-    allocator = PageAllocator(num_pages)
+    pool, allocator = PagePool(model.kv_layout, num_pages), PageAllocator(num_pages)
     store = SegmentTree(allocator)
-    scheduler = Scheduler(
-        allocator=allocator,
-        store=store,
-        identity=identity,
-        max_slots=max_slots,
-        chunk_tokens=prefill_chunk_tokens,
-    )
-    pool = PagePool(model.kv_layout, num_pages)
     core = EngineCore(
-        runner=Runner(model, pool, vocab_size=tokenizer.vocab_size),
-        scheduler=scheduler,
+        runner=Runner(model, PagePool(model.kv_layout, num_pages), vocab_size=tokenizer.vocab_size),
+        scheduler=Scheduler(
+            allocator=allocator,
+            store=store,
+            identity=identity,
+            max_slots=max_slots,
+            chunk_tokens=prefill_chunk_tokens,
+        ),
         store=store,
         identity=identity,
         vocabulary=Vocabulary.of(tokenizer),
@@ -92,9 +85,15 @@ def start_engine(
         draft_tokens=draft_tokens,
     )
     # OpenMP keeps the number of threads per calling thread, so the worker must set its own.
-    prepare = partial(torch.set_num_threads, threads or torch.get_num_threads())
+    prepare = partial(torch.set_num_threads, threads)
     worker = Worker(core, max_in_flight=max_slots + queue_size, prepare=prepare)
     return EngineClient(worker, tokenizer=tokenizer, template=template, info=info)
+
+
+def _check(**sizes: int) -> None:
+    for name, value in sizes.items():
+        if value < 1:
+            raise SettingInvalid(f"{name} = {value} must be at least 1")
 
 
 def _num_pages(model: Model, kv_bytes: int, max_slots: int) -> int:

@@ -5,6 +5,7 @@ import threading
 import pytest
 
 from ragflash.engine.request import Delta, Finished, PrefillProgress, SamplingParams
+from tests.engine.harness import toy_engine
 from tests.engine.toys import (
     ToyModel,
     ask,
@@ -13,7 +14,6 @@ from tests.engine.toys import (
     document,
     greedy_model,
     random_logits,
-    toy_engine,
 )
 
 TOKENIZER = byte_tokenizer("the", " and", "é")

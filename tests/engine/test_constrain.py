@@ -4,6 +4,7 @@ from ragflash.engine.constrain import compile_constraint
 from ragflash.engine.prompt import compile_prompt
 from ragflash.engine.request import Choice, FinishReason, Free, Literal
 from ragflash.errors import InputError
+from tests.engine.harness import toy_engine
 from tests.engine.toys import (
     END,
     RawTemplate,
@@ -13,7 +14,6 @@ from tests.engine.toys import (
     one_hot,
     question,
     random_logits,
-    toy_engine,
     user,
 )
 

@@ -9,6 +9,7 @@ from ragflash.engine.request import DraftMode, FinishReason, SamplingParams
 from ragflash.engine.sampler import draw, uniform
 from ragflash.errors import ContextTooLong
 from ragflash.speculative.verify import verify_chain
+from tests.engine.harness import toy_engine
 from tests.engine.toys import (
     ToyModel,
     ToyRecurrentModel,
@@ -17,7 +18,6 @@ from tests.engine.toys import (
     byte_tokenizer,
     chain,
     greedy_model,
-    toy_engine,
 )
 
 

@@ -18,6 +18,7 @@ from ragflash.engine.request import (
     TextSegment,
 )
 from ragflash.errors import InputError
+from tests.engine.harness import toy_engine
 from tests.engine.toys import (
     RawTemplate,
     ToyModel,
@@ -26,7 +27,6 @@ from tests.engine.toys import (
     document,
     question,
     random_logits,
-    toy_engine,
     user,
 )
 

@@ -16,6 +16,7 @@ from ragflash.engine.request import (
     TextSegment,
 )
 from ragflash.kvcache.segments import SegmentHit
+from tests.engine.harness import toy_engine
 from tests.engine.toys import (
     ToyModel,
     ToyRecurrentModel,
@@ -25,7 +26,6 @@ from tests.engine.toys import (
     document,
     greedy_model,
     random_logits,
-    toy_engine,
 )
 
 TOKENIZER = byte_tokenizer()

@@ -5,6 +5,7 @@ import torch
 
 from ragflash.engine.request import Finished, FinishReason, Scored, ScoreRequest
 from ragflash.errors import ContextTooLong, InputError
+from tests.engine.harness import toy_engine
 from tests.engine.toys import (
     ToyModel,
     ToyRecurrentModel,
@@ -12,7 +13,6 @@ from tests.engine.toys import (
     document,
     question,
     random_logits,
-    toy_engine,
     user,
 )
 

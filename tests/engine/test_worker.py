@@ -7,7 +7,8 @@ import pytest
 
 from ragflash.engine.request import Delta, Failed, Finished, Literal, ScoreRequest
 from ragflash.errors import EngineDead, EngineOverloaded, GenerationCancelled, InputError
-from tests.engine.toys import ToyModel, ask, byte_tokenizer, document, random_logits, toy_engine
+from tests.engine.harness import toy_engine
+from tests.engine.toys import ToyModel, ask, byte_tokenizer, document, random_logits
 
 TOKENIZER = byte_tokenizer()
 

@@ -1,0 +1,135 @@
+"""A whole engine, worker thread included, around a toy model."""
+
+import asyncio
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+from ragflash.engine.client import EngineClient
+from ragflash.engine.core import EngineCore, Vocabulary
+from ragflash.engine.job import Job
+from ragflash.engine.request import EngineInfo, Event, GenerateRequest, ScoreRequest
+from ragflash.engine.runner import Runner
+from ragflash.engine.scheduler import Scheduler
+from ragflash.engine.worker import Worker
+from ragflash.kvcache.allocator import PageAllocator
+from ragflash.kvcache.pages import PagePool
+from ragflash.kvcache.tree import SegmentTree
+from tests.engine.toys import RawTemplate, StubDrafter
+
+Propose = Callable[[Sequence[int], int], Sequence[int]]
+
+
+@dataclass
+class ToyEngine:
+    client: EngineClient
+    worker: Worker
+    pool: PagePool
+    core: EngineCore
+    scheduler: Scheduler
+    runner: Runner
+    store: SegmentTree
+    allocator: PageAllocator
+    drafters: list[StubDrafter]
+
+    def complete(self, request: GenerateRequest):
+        return asyncio.run(self.client.complete(request))
+
+    def complete_all(self, requests: Sequence[GenerateRequest]):
+        async def gather():
+            return await asyncio.gather(*map(self.client.complete, requests))
+
+        return asyncio.run(gather())
+
+    def submit(self, request: GenerateRequest | ScoreRequest) -> tuple[Job, list[Event]]:
+        """Submit a request; its events are added to the list by the worker thread."""
+        events: list[Event] = []
+        job = self.client._prepare(request, events.append, 0.0)
+        self.worker.submit(job)
+        return job, events
+
+    def events(self, request: GenerateRequest) -> list[Event]:
+        async def collect():
+            return [event async for event in self.client.generate(request)]
+
+        return asyncio.run(collect())
+
+    def assert_pages_are_accounted_for(self) -> None:
+        """Nothing in flight: dropping all segments frees every page and every slot."""
+        assert self.core.is_idle
+        self.store.drop_all()
+        assert self.allocator.num_free == self.allocator.num_pages
+
+
+@contextmanager
+def toy_engine(
+    model,
+    tokenizer,
+    *,
+    template=None,
+    num_pages: int = 64,
+    max_slots: int = 4,
+    max_in_flight: int = 64,
+    chunk_tokens: int = 512,
+    draft: Propose | None = None,
+    draft_tokens: int = 15,
+    gate: threading.Event | None = None,
+) -> Iterator[ToyEngine]:
+    """Start an engine; its worker begins when `gate` is set."""
+    allocator = PageAllocator(num_pages)
+    store = SegmentTree(allocator)
+    scheduler = Scheduler(
+        allocator=allocator,
+        store=store,
+        identity="toy",
+        max_slots=max_slots,
+        chunk_tokens=chunk_tokens,
+    )
+    pool = PagePool(model.kv_layout, num_pages)
+    runner = Runner(model, pool, vocab_size=tokenizer.vocab_size)
+    drafters: list[StubDrafter] = []
+    core = EngineCore(
+        runner=runner,
+        scheduler=scheduler,
+        store=store,
+        identity="toy",
+        vocabulary=Vocabulary.of(tokenizer),
+        drafter_factory=remembering(draft, drafters) if draft is not None else None,
+        draft_tokens=draft_tokens,
+    )
+    prepare = gate.wait if gate is not None else lambda: None
+    worker = Worker(core, max_in_flight=max_in_flight, prepare=prepare)
+    client = EngineClient(
+        worker,
+        tokenizer=tokenizer,
+        template=template or RawTemplate(),
+        info=info(min(model.context_tokens, num_pages * 256)),
+    )
+    try:
+        yield ToyEngine(client, worker, pool, core, scheduler, runner, store, allocator, drafters)
+    finally:
+        if gate is not None:
+            gate.set()
+        client.close()
+
+
+def remembering(draft: Propose, drafters: list[StubDrafter]) -> Callable[[], StubDrafter]:
+    def make() -> StubDrafter:
+        drafters.append(StubDrafter(draft))
+        return drafters[-1]
+
+    return make
+
+
+def info(context_tokens: int) -> EngineInfo:
+    return EngineInfo(
+        model="toy",
+        model_hash="toy",
+        architecture="toy",
+        weights="none",
+        compute_dtype="float32",
+        kv_format="float32",
+        context_tokens=context_tokens,
+        device="cpu",
+    )
