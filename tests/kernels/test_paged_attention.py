@@ -1,0 +1,159 @@
+"""Paged attention against a naive float64 loop; places that no row sees hold NaN."""
+
+from dataclasses import dataclass, replace
+
+import numpy as np
+import pytest
+import torch
+
+from ragflash_kernels.errors import KernelInputError
+from ragflash_kernels.paged_attention import paged_attention
+
+PAGE_TOKENS = 16
+TOLERANCE = {torch.float32: 3e-6, torch.bfloat16: 3e-2}
+
+
+@dataclass(frozen=True)
+class Rows:
+    num_rows: int
+    committed: int
+    pages: tuple[int, ...]
+
+
+def make_case(sequences, *, num_heads=6, num_kv_heads=2, dim=8, num_pages=40, seed=0):
+    """q, keys and values as numpy; K and V are NaN wherever no sequence has a token."""
+    rng = np.random.default_rng(seed)
+    q = rng.standard_normal((sum(s.num_rows for s in sequences), num_heads, dim))
+    keys = np.full((num_pages, num_kv_heads, PAGE_TOKENS, dim), np.nan)
+    values = keys.copy()
+    for sequence in sequences:
+        for position in range(sequence.committed + sequence.num_rows):
+            page, place = sequence.pages[position // PAGE_TOKENS], position % PAGE_TOKENS
+            keys[page, :, place] = rng.standard_normal((num_kv_heads, dim))
+            values[page, :, place] = rng.standard_normal((num_kv_heads, dim))
+    return q, keys, values
+
+
+def attend_naively(q, keys, values, sequences, scale):
+    out = np.empty_like(q)
+    row = 0
+    for sequence in sequences:
+        for r in range(sequence.num_rows):
+            seen = range(sequence.committed + r + 1)
+            for head in range(q.shape[1]):
+                kv_head = head // (q.shape[1] // keys.shape[1])
+                places = [(sequence.pages[p // PAGE_TOKENS], p % PAGE_TOKENS) for p in seen]
+                k = np.array([keys[page, kv_head, place] for page, place in places])
+                v = np.array([values[page, kv_head, place] for page, place in places])
+                scores = k @ q[row, head] * scale
+                weights = np.exp(scores - scores.max())
+                out[row, head] = weights @ v / weights.sum()
+            row += 1
+    return out
+
+
+def attend(q, keys, values, sequences, *, dtype=torch.float32, scale=0.35):
+    # Keys and values of a layer are strided views of a pool with more layers.
+    pool = torch.full((keys.shape[0], 2, 2, *keys.shape[1:]), float("nan"), dtype=dtype)
+    pool[:, 1, 0] = torch.from_numpy(keys).to(dtype)
+    pool[:, 1, 1] = torch.from_numpy(values).to(dtype)
+    return paged_attention(
+        torch.from_numpy(q).to(dtype),
+        pool[:, 1, 0],
+        pool[:, 1, 1],
+        sequences=sequences,
+        scale=scale,
+    )
+
+
+CASES = {
+    "first token": [Rows(1, 0, (0,))],
+    "decode in a partial page": [Rows(1, 20, (3, 4))],
+    "decode fills a page": [Rows(1, 31, (3, 4))],
+    "decode over a long run": [Rows(1, 100, (5, 6, 7, 8, 9, 10, 11))],
+    "decode over shuffled pages": [Rows(1, 100, (9, 2, 3, 30, 1, 0, 17))],
+    "falling page numbers": [Rows(2, 60, (9, 8, 7, 6))],
+    "runs of two": [Rows(1, 95, (4, 5, 20, 21, 8, 9))],
+    "draft rows across a page edge": [Rows(5, 30, (12, 11, 13))],
+    "prefill of more rows than a block": [Rows(150, 0, (8, 9, 10, 11, 12, 13, 14, 15, 2, 1))],
+    "chunk after a chunk": [Rows(70, 77, (0, 1, 2, 3, 4, 5, 6, 7, 8, 9))],
+    "spare pages are not read": [Rows(3, 4, (1, 2, 3, 4))],
+    "three sequences": [Rows(1, 40, (6, 2, 9)), Rows(20, 0, (4, 5)), Rows(3, 15, (1, 0))],
+}
+
+
+@pytest.mark.parametrize("dtype", TOLERANCE)
+@pytest.mark.parametrize("sequences", CASES.values(), ids=CASES)
+def test_equals_the_naive_loop(sequences, dtype):
+    q, keys, values = make_case(sequences)
+    exact = attend_naively(q, keys, values, sequences, 0.35)
+    result = attend(q, keys, values, sequences, dtype=dtype)
+    assert result.dtype == dtype
+    np.testing.assert_allclose(result.double().numpy(), exact, rtol=0, atol=TOLERANCE[dtype])
+
+
+@pytest.mark.parametrize(("num_heads", "num_kv_heads", "dim"), [(1, 1, 1), (4, 4, 5), (7, 1, 32)])
+def test_head_shapes(num_heads, num_kv_heads, dim):
+    sequences = [Rows(3, 37, (2, 3, 0))]
+    q, keys, values = make_case(sequences, num_heads=num_heads, num_kv_heads=num_kv_heads, dim=dim)
+    exact = attend_naively(q, keys, values, sequences, 0.35)
+    result = attend(q, keys, values, sequences).double().numpy()
+    np.testing.assert_allclose(result, exact, rtol=0, atol=3e-6)
+
+
+def test_page_numbers_do_not_matter():
+    in_order = [Rows(9, 50, (0, 1, 2, 3))]
+    q, keys, values = make_case(in_order)
+    shuffled = [Rows(9, 50, (23, 5, 31, 6))]
+    moved_keys, moved_values = np.full_like(keys, np.nan), np.full_like(values, np.nan)
+    moved_keys[list(shuffled[0].pages)] = keys[:4]
+    moved_values[list(shuffled[0].pages)] = values[:4]
+    np.testing.assert_allclose(
+        attend(q, moved_keys, moved_values, shuffled).numpy(),
+        attend(q, keys, values, in_order).numpy(),
+        rtol=0,
+        atol=1e-6,
+    )
+
+
+def test_large_scores_do_not_overflow():
+    sequences = [Rows(2, 20, (0, 1))]
+    q, keys, values = make_case(sequences)
+    result = attend(q, keys, values, sequences, scale=1e4).double().numpy()
+    exact = attend_naively(q, keys, values, sequences, 1e4)
+    assert np.isfinite(result).all()
+    np.testing.assert_allclose(result, exact, rtol=0, atol=1e-2)
+
+
+GOOD = Rows(2, 20, (0, 1))
+
+
+@pytest.mark.parametrize(
+    "rows",
+    [
+        replace(GOOD, num_rows=3),
+        replace(GOOD, num_rows=0),
+        replace(GOOD, committed=31),
+        replace(GOOD, committed=-1),
+        replace(GOOD, pages=(0, 40)),
+        replace(GOOD, pages=(0, -1)),
+    ],
+)
+def test_refuses_rows_that_do_not_fit(rows):
+    q, keys, values = make_case([GOOD])
+    with pytest.raises(KernelInputError):
+        attend(q, keys, values, [rows])
+
+
+def test_refuses_shapes_and_dtypes_that_do_not_fit():
+    q, keys, values = (torch.from_numpy(x) for x in make_case([GOOD]))
+
+    def call(q, keys, values):
+        with pytest.raises(KernelInputError):
+            paged_attention(q, keys, values, sequences=[GOOD], scale=1.0)
+
+    call(q[:, :5], keys, values)
+    call(q[..., :4], keys, values)
+    call(q[0], keys, values)
+    call(q, keys, values[:3])
+    call(q.float(), keys, values)

@@ -1,0 +1,89 @@
+"""Writes toy GGUF models: random weights, with every detail that a mistake could hide in."""
+
+from pathlib import Path
+
+import numpy as np
+from gguf import GGMLQuantizationType, GGUFWriter, quants
+
+VOCAB_SIZE = 96
+HIDDEN_SIZE = 64
+FFN_SIZE = 96
+NUM_LAYERS = 3
+NUM_HEADS = 6
+NUM_KV_HEADS = 2
+HEAD_DIM = 16
+
+
+def write_tiny_llama(
+    path: Path,
+    seed: int,
+    *,
+    tied: bool = False,
+    quantized: bool = False,
+    rope_freqs: bool = False,
+    context_tokens: int = 2048,
+    extra_tensors: tuple[str, ...] = (),
+    overrides: dict[str, int | float | str] | None = None,
+) -> Path:
+    """Write a llama of 3 layers, 6 query and 2 key heads of 16, hidden 64; no tokenizer.
+
+    Query heads are wider together than the hidden size, and norms are away from 1. `quantized`
+    stores matrices whose rows allow it as Q8_0. `overrides` replaces metadata below `llama.`.
+    """
+    rng = np.random.default_rng(seed)
+    writer = GGUFWriter(path, "llama")
+    metadata: dict[str, int | float | str] = {
+        "block_count": NUM_LAYERS,
+        "context_length": context_tokens,
+        "embedding_length": HIDDEN_SIZE,
+        "feed_forward_length": FFN_SIZE,
+        "attention.head_count": NUM_HEADS,
+        "attention.head_count_kv": NUM_KV_HEADS,
+        "attention.key_length": HEAD_DIM,
+        "attention.value_length": HEAD_DIM,
+        "attention.layer_norm_rms_epsilon": 1e-5,
+        "rope.dimension_count": HEAD_DIM,
+        "rope.freq_base": 10_000.0,
+        **(overrides or {}),
+    }
+    for key, value in metadata.items():
+        add = {int: writer.add_uint32, float: writer.add_float32, str: writer.add_string}
+        add[type(value)](f"llama.{key}", value)
+
+    def add_matrix(name: str, rows: int, columns: int, scale: float) -> None:
+        values = (rng.standard_normal((rows, columns)) * scale).astype(np.float32)
+        if quantized:
+            kind = GGMLQuantizationType.Q8_0
+            writer.add_tensor(f"{name}.weight", quants.quantize(values, kind), raw_dtype=kind)
+        else:
+            writer.add_tensor(f"{name}.weight", values)
+
+    def add_norm(name: str) -> None:
+        values = rng.uniform(0.5, 1.5, HIDDEN_SIZE).astype(np.float32)
+        writer.add_tensor(f"{name}.weight", values)
+
+    add_matrix("token_embd", VOCAB_SIZE, HIDDEN_SIZE, 1.0)
+    for layer in range(NUM_LAYERS):
+        block = f"blk.{layer}"
+        add_norm(f"{block}.attn_norm")
+        add_matrix(f"{block}.attn_q", NUM_HEADS * HEAD_DIM, HIDDEN_SIZE, 0.15)
+        add_matrix(f"{block}.attn_k", NUM_KV_HEADS * HEAD_DIM, HIDDEN_SIZE, 0.15)
+        add_matrix(f"{block}.attn_v", NUM_KV_HEADS * HEAD_DIM, HIDDEN_SIZE, 0.2)
+        add_matrix(f"{block}.attn_output", HIDDEN_SIZE, NUM_HEADS * HEAD_DIM, 0.2)
+        add_norm(f"{block}.ffn_norm")
+        add_matrix(f"{block}.ffn_gate", FFN_SIZE, HIDDEN_SIZE, 0.15)
+        add_matrix(f"{block}.ffn_up", FFN_SIZE, HIDDEN_SIZE, 0.15)
+        add_matrix(f"{block}.ffn_down", HIDDEN_SIZE, FFN_SIZE, 0.15)
+    add_norm("output_norm")
+    if not tied:
+        add_matrix("output", VOCAB_SIZE, HIDDEN_SIZE, 0.3)
+    if rope_freqs:
+        divisors = rng.uniform(1.0, 8.0, HEAD_DIM // 2).astype(np.float32)
+        writer.add_tensor("rope_freqs.weight", divisors)
+    for name in extra_tensors:
+        writer.add_tensor(name, np.zeros(HIDDEN_SIZE, np.float32))
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    return path
