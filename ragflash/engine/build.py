@@ -59,18 +59,17 @@ def start_engine(
     """
     threads = torch.get_num_threads() if threads is None else threads
     _check(threads=threads, max_slots=max_slots, prefill_chunk_tokens=prefill_chunk_tokens)
-    model_hash = content_hash(model_path, cache_dir)
     with GGUFFile.open(model_path) as file:
         tokenizer = Tokenizer.from_gguf(file)
         template = ChatTemplate.from_gguf(file, tokenizer)
         model = load_model(file, dtype=dtype)
         num_pages = _num_pages(model, kv_bytes, max_slots)
-        info = _info(file, model, model_hash, num_pages)
+        info = _info(file, model, content_hash(model_path, cache_dir), num_pages)
         identity = _identity(file, tokenizer, info)
     pool, allocator = PagePool(model.kv_layout, num_pages), PageAllocator(num_pages)
     store = SegmentTree(allocator)
     core = EngineCore(
-        runner=Runner(model, PagePool(model.kv_layout, num_pages), vocab_size=tokenizer.vocab_size),
+        runner=Runner(model, pool, vocab_size=tokenizer.vocab_size),
         scheduler=Scheduler(
             allocator=allocator,
             store=store,
