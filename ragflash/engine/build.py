@@ -57,8 +57,11 @@ def start_engine(
         ModelError: The file cannot be used.
         SettingInvalid: A size is not positive or too small for the model.
     """
-    threads = torch.get_num_threads() if threads is None else threads
-    _check(threads=threads, max_slots=max_slots, prefill_chunk_tokens=prefill_chunk_tokens)
+    _check(
+        threads=1 if threads is None else threads,
+        max_slots=max_slots,
+        prefill_chunk_tokens=prefill_chunk_tokens,
+    )
     with GGUFFile.open(model_path) as file:
         tokenizer = Tokenizer.from_gguf(file)
         template = ChatTemplate.from_gguf(file, tokenizer)
@@ -66,27 +69,52 @@ def start_engine(
         num_pages = _num_pages(model, kv_bytes, max_slots)
         info = _info(file, model, content_hash(model_path, cache_dir), num_pages)
         identity = _identity(file, tokenizer, info)
-    pool, allocator = PagePool(model.kv_layout, num_pages), PageAllocator(num_pages)
+    core = _core(
+        model,
+        tokenizer,
+        num_pages=num_pages,
+        identity=identity,
+        max_slots=max_slots,
+        chunk_tokens=prefill_chunk_tokens,
+        drafter_factory=drafter_factory,
+        draft_tokens=draft_tokens,
+    )
+    # OpenMP keeps the number of threads per calling thread, so the worker must set its own.
+    prepare = partial(torch.set_num_threads, threads or torch.get_num_threads())
+    worker = Worker(core, max_in_flight=max_slots + queue_size, prepare=prepare)
+    return EngineClient(worker, tokenizer=tokenizer, template=template, info=info)
+
+
+def _core(
+    model: Model,
+    tokenizer: Tokenizer,
+    *,
+    num_pages: int,
+    identity: str,
+    max_slots: int,
+    chunk_tokens: int,
+    drafter_factory: Callable[[], Drafter] | None,
+    draft_tokens: int,
+) -> EngineCore:
+    pool = PagePool(model.kv_layout, num_pages)
+    allocator = PageAllocator(num_pages)
     store = SegmentTree(allocator)
-    core = EngineCore(
+    scheduler = Scheduler(
+        allocator=allocator,
+        store=store,
+        identity=identity,
+        max_slots=max_slots,
+        chunk_tokens=chunk_tokens,
+    )
+    return EngineCore(
         runner=Runner(model, pool, vocab_size=tokenizer.vocab_size),
-        scheduler=Scheduler(
-            allocator=allocator,
-            store=store,
-            identity=identity,
-            max_slots=max_slots,
-            chunk_tokens=prefill_chunk_tokens,
-        ),
+        scheduler=scheduler,
         store=store,
         identity=identity,
         vocabulary=Vocabulary.of(tokenizer),
         drafter_factory=drafter_factory,
         draft_tokens=draft_tokens,
     )
-    # OpenMP keeps the number of threads per calling thread, so the worker must set its own.
-    prepare = partial(torch.set_num_threads, threads)
-    worker = Worker(core, max_in_flight=max_slots + queue_size, prepare=prepare)
-    return EngineClient(worker, tokenizer=tokenizer, template=template, info=info)
 
 
 def _check(**sizes: int) -> None:

@@ -16,6 +16,7 @@ from ragflash.engine.request import (
     Span,
     TextSegment,
 )
+from ragflash.errors import SettingInvalid
 
 DOCUMENT = (
     "The warranty of the Mk II pump lasts 36 months. Seals must be replaced every year. "
@@ -83,3 +84,19 @@ def test_scores_the_likelier_text_higher(engine):
     assert 0 > paris > longer
     assert paris > berlin
     assert scored.num_tokens == (1, 2, 2)
+
+
+@pytest.mark.parametrize(
+    "settings", [{"max_slots": 0}, {"threads": 0}, {"prefill_chunk_tokens": 0}]
+)
+def test_sizes_that_make_no_sense_are_refused(settings, packaged_model_path):
+    with pytest.raises(SettingInvalid):
+        start_engine(packaged_model_path, **settings)
+
+
+def test_says_what_it_runs(engine, packaged_model_path):
+    info = engine.info()
+    assert info.model == packaged_model_path.name
+    assert (info.architecture, info.device) == ("llama", "cpu")
+    assert info.weights.startswith("Q")
+    assert 0 < info.context_tokens <= 8192
