@@ -6,12 +6,12 @@ import numpy as np
 from gguf import GGMLQuantizationType, GGUFWriter, quants
 
 VOCAB_SIZE = 96
-HIDDEN_SIZE = 64
-FFN_SIZE = 96
+HIDDEN_SIZE = 96
+FFN_SIZE = 160
 NUM_LAYERS = 3
 NUM_HEADS = 6
 NUM_KV_HEADS = 2
-HEAD_DIM = 16
+HEAD_DIM = 32
 
 
 def write_tiny_llama(
@@ -25,7 +25,7 @@ def write_tiny_llama(
     extra_tensors: tuple[str, ...] = (),
     overrides: dict[str, int | float | str] | None = None,
 ) -> Path:
-    """Write a llama of 3 layers, 6 query and 2 key heads of 16, hidden 64; no tokenizer.
+    """Write a llama of 3 layers, 6 query and 2 key heads of 32, hidden 96; no tokenizer.
 
     Query heads are wider together than the hidden size, and norms are away from 1. `quantized`
     stores matrices whose rows allow it as Q8_0. `overrides` replaces metadata below `llama.`.

@@ -1,7 +1,6 @@
 """Which class runs which architecture, and loading a model file with it."""
 
 import importlib
-import platform
 from pathlib import Path
 from typing import Literal, Protocol, cast
 
@@ -61,7 +60,10 @@ def load_model(
 
 def cpu_multiplies_bfloat16() -> bool:
     """Whether this CPU has AVX512-BF16 or AMX; elsewhere bfloat16 is many times slower."""
-    if platform.system() != "Linux":
-        return False
-    flags = set(Path("/proc/cpuinfo").read_text(encoding="ascii", errors="replace").split())
-    return bool(flags & {"avx512_bf16", "amx_bf16"})
+    return bool(_cpu_flags() & {"avx512_bf16", "amx_bf16"})
+
+
+def _cpu_flags() -> frozenset[str]:
+    """Words of the kernel's description of the CPUs; none where there is no such file."""
+    path = Path("/proc/cpuinfo")
+    return frozenset(path.read_text(encoding="utf-8").split()) if path.exists() else frozenset()
