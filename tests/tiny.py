@@ -62,7 +62,7 @@ def write_tiny_llama(
         values = rng.uniform(0.5, 1.5, HIDDEN_SIZE).astype(np.float32)
         writer.add_tensor(f"{name}.weight", values)
 
-    add_matrix("token_embd", VOCAB_SIZE, HIDDEN_SIZE, 1.0)
+    add_matrix("token_embd", VOCAB_SIZE, HIDDEN_SIZE, 0.3)
     for layer in range(NUM_LAYERS):
         block = f"blk.{layer}"
         add_norm(f"{block}.attn_norm")
