@@ -14,6 +14,30 @@ NUM_KV_HEADS = 2
 HEAD_DIM = 32
 
 
+METADATA: dict[str, int | float | str] = {
+    "block_count": NUM_LAYERS,
+    "context_length": 2048,
+    "embedding_length": HIDDEN_SIZE,
+    "feed_forward_length": FFN_SIZE,
+    "attention.head_count": NUM_HEADS,
+    "attention.head_count_kv": NUM_KV_HEADS,
+    "attention.key_length": HEAD_DIM,
+    "attention.value_length": HEAD_DIM,
+    "attention.layer_norm_rms_epsilon": 1e-5,
+    "rope.dimension_count": HEAD_DIM,
+    "rope.freq_base": 10_000.0,
+}
+LAYER_MATRICES = (  # name, rows, columns, standard deviation
+    ("attn_q", NUM_HEADS * HEAD_DIM, HIDDEN_SIZE, 0.15),
+    ("attn_k", NUM_KV_HEADS * HEAD_DIM, HIDDEN_SIZE, 0.15),
+    ("attn_v", NUM_KV_HEADS * HEAD_DIM, HIDDEN_SIZE, 0.2),
+    ("attn_output", HIDDEN_SIZE, NUM_HEADS * HEAD_DIM, 0.2),
+    ("ffn_gate", FFN_SIZE, HIDDEN_SIZE, 0.15),
+    ("ffn_up", FFN_SIZE, HIDDEN_SIZE, 0.15),
+    ("ffn_down", HIDDEN_SIZE, FFN_SIZE, 0.15),
+)
+
+
 def write_tiny_llama(
     path: Path,
     seed: int,
@@ -21,65 +45,39 @@ def write_tiny_llama(
     tied: bool = False,
     quantized: bool = False,
     rope_freqs: bool = False,
-    context_tokens: int = 2048,
     extra_tensors: tuple[str, ...] = (),
     overrides: dict[str, int | float | str] | None = None,
 ) -> Path:
     """Write a llama of 3 layers, 6 query and 2 key heads of 32, hidden 96; no tokenizer.
 
     Query heads are wider together than the hidden size, and norms are away from 1. `quantized`
-    stores matrices whose rows allow it as Q8_0. `overrides` replaces metadata below `llama.`.
+    stores matrices as Q8_0. `overrides` replaces metadata below `llama.`.
     """
     rng = np.random.default_rng(seed)
     writer = GGUFWriter(path, "llama")
-    metadata: dict[str, int | float | str] = {
-        "block_count": NUM_LAYERS,
-        "context_length": context_tokens,
-        "embedding_length": HIDDEN_SIZE,
-        "feed_forward_length": FFN_SIZE,
-        "attention.head_count": NUM_HEADS,
-        "attention.head_count_kv": NUM_KV_HEADS,
-        "attention.key_length": HEAD_DIM,
-        "attention.value_length": HEAD_DIM,
-        "attention.layer_norm_rms_epsilon": 1e-5,
-        "rope.dimension_count": HEAD_DIM,
-        "rope.freq_base": 10_000.0,
-        **(overrides or {}),
-    }
-    for key, value in metadata.items():
-        add = {int: writer.add_uint32, float: writer.add_float32, str: writer.add_string}
-        add[type(value)](f"llama.{key}", value)
+    adders = {int: writer.add_uint32, float: writer.add_float32, str: writer.add_string}
+    for key, value in {**METADATA, **(overrides or {})}.items():
+        adders[type(value)](f"llama.{key}", value)
+    kind = GGMLQuantizationType.Q8_0 if quantized else GGMLQuantizationType.F32
 
-    def add_matrix(name: str, rows: int, columns: int, scale: float) -> None:
-        values = (rng.standard_normal((rows, columns)) * scale).astype(np.float32)
-        if quantized:
-            kind = GGMLQuantizationType.Q8_0
-            writer.add_tensor(f"{name}.weight", quants.quantize(values, kind), raw_dtype=kind)
-        else:
-            writer.add_tensor(f"{name}.weight", values)
+    def add_matrix(name: str, rows: int, columns: int, deviation: float) -> None:
+        values = (rng.standard_normal((rows, columns)) * deviation).astype(np.float32)
+        writer.add_tensor(f"{name}.weight", quants.quantize(values, kind), raw_dtype=kind)
 
-    def add_norm(name: str) -> None:
-        values = rng.uniform(0.5, 1.5, HIDDEN_SIZE).astype(np.float32)
-        writer.add_tensor(f"{name}.weight", values)
+    def add_vector(name: str, low: float, high: float, size: int = HIDDEN_SIZE) -> None:
+        writer.add_tensor(f"{name}.weight", rng.uniform(low, high, size).astype(np.float32))
 
     add_matrix("token_embd", VOCAB_SIZE, HIDDEN_SIZE, 0.3)
     for layer in range(NUM_LAYERS):
-        block = f"blk.{layer}"
-        add_norm(f"{block}.attn_norm")
-        add_matrix(f"{block}.attn_q", NUM_HEADS * HEAD_DIM, HIDDEN_SIZE, 0.15)
-        add_matrix(f"{block}.attn_k", NUM_KV_HEADS * HEAD_DIM, HIDDEN_SIZE, 0.15)
-        add_matrix(f"{block}.attn_v", NUM_KV_HEADS * HEAD_DIM, HIDDEN_SIZE, 0.2)
-        add_matrix(f"{block}.attn_output", HIDDEN_SIZE, NUM_HEADS * HEAD_DIM, 0.2)
-        add_norm(f"{block}.ffn_norm")
-        add_matrix(f"{block}.ffn_gate", FFN_SIZE, HIDDEN_SIZE, 0.15)
-        add_matrix(f"{block}.ffn_up", FFN_SIZE, HIDDEN_SIZE, 0.15)
-        add_matrix(f"{block}.ffn_down", HIDDEN_SIZE, FFN_SIZE, 0.15)
-    add_norm("output_norm")
+        for norm in ("attn_norm", "ffn_norm"):
+            add_vector(f"blk.{layer}.{norm}", 0.5, 1.5)
+        for name, rows, columns, deviation in LAYER_MATRICES:
+            add_matrix(f"blk.{layer}.{name}", rows, columns, deviation)
+    add_vector("output_norm", 0.5, 1.5)
     if not tied:
         add_matrix("output", VOCAB_SIZE, HIDDEN_SIZE, 0.3)
     if rope_freqs:
-        divisors = rng.uniform(1.0, 8.0, HEAD_DIM // 2).astype(np.float32)
-        writer.add_tensor("rope_freqs.weight", divisors)
+        add_vector("rope_freqs", 1.0, 8.0, HEAD_DIM // 2)
     for name in extra_tensors:
         writer.add_tensor(name, np.zeros(HIDDEN_SIZE, np.float32))
     writer.write_header_to_file()

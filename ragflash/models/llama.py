@@ -13,7 +13,7 @@ from torch.nn import functional
 from ragflash.errors import GGUFInvalid, ModelError
 from ragflash.gguf.reader import GGUFFile
 from ragflash.kvcache.pages import KVLayout, PagePool
-from ragflash.models.contract import ForwardBatch
+from ragflash.models.contract import ForwardBatch, Model
 from ragflash.models.weights import WeightReader
 from ragflash_kernels.paged_attention import paged_attention
 from ragflash_kernels.rms_norm import rms_norm
@@ -103,10 +103,8 @@ class _Layer:
     down: torch.Tensor  # [F, H]
 
 
-class Llama:
-    """A `Model`; `config` and `compute_dtype` say what it is and computes in."""
-
-    is_recurrent = False
+class Llama(Model):
+    """A llama file's weights, unpacked; sequences have no state beside their pages."""
 
     def __init__(
         self,
@@ -119,7 +117,6 @@ class Llama:
         inverse_frequencies: torch.Tensor,
     ) -> None:
         self.config = config
-        self.compute_dtype = embedding.dtype
         self._layers = layers
         self._embedding = embedding  # [H, V]; the same tensor as the head where they are tied
         self._head = head  # [H, V]
@@ -158,6 +155,16 @@ class Llama:
     def context_tokens(self) -> int:
         """See `Model`."""
         return self.config.context_tokens
+
+    @property
+    def compute_dtype(self) -> torch.dtype:
+        """See `Model`."""
+        return self._embedding.dtype
+
+    @property
+    def is_recurrent(self) -> bool:
+        """See `Model`."""
+        return False
 
     @property
     def kv_layout(self) -> KVLayout:
