@@ -145,8 +145,8 @@ class Corpus:
             values.append(state.value)
         if name_contains is not None:
             conditions.append(
-                "(instr(lower(name), lower(?)) OR id IN "
-                "(SELECT document_id FROM aliases WHERE instr(lower(name), lower(?))))"
+                "(instr(casefold(name), casefold(?)) OR id IN "
+                "(SELECT document_id FROM aliases WHERE instr(casefold(name), casefold(?))))"
             )
             values += [name_contains, name_contains]
         rows = self._db.rows(

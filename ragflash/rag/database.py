@@ -44,6 +44,7 @@ class Database:
             )
             try:
                 connection.row_factory = sqlite3.Row
+                connection.create_function("casefold", 1, str.casefold, deterministic=True)
                 for pragma in (
                     "journal_mode = WAL",
                     "synchronous = FULL",

@@ -7,6 +7,8 @@ version. Names that people gave are labels in the catalogue and touch no path.
 import fcntl
 import os
 import shutil
+import threading
+from collections import OrderedDict
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -20,6 +22,7 @@ from ragflash_ingest import wire
 from ragflash_ingest.document import Document
 
 _BLOCK_BYTES = 1 << 20
+_KEPT_DOCUMENTS = 8
 
 
 @contextmanager
@@ -80,13 +83,16 @@ class StagedBlob:
 class FileStore:
     """Originals and parsed documents; content first, so that a row never lacks its file.
 
-    Every file is written aside, flushed, and renamed into place.
+    Every file is written aside, flushed, and renamed into place. The documents read last are kept
+    in memory. Thread-safe.
     """
 
     def __init__(self, folder: Path) -> None:
         self._blobs = folder / "blobs"
         self._parsed = folder / "parsed"
         self._incoming = folder / "incoming"
+        self._recent: OrderedDict[tuple[str, str], Document] = OrderedDict()
+        self._recent_lock = threading.Lock()
         with storage_errors(f"the data folder {folder} cannot be used"):
             for child in (self._blobs, self._parsed, self._incoming):
                 child.mkdir(mode=0o700, exist_ok=True)
@@ -147,18 +153,19 @@ class FileStore:
         Raises:
             StorageError: It is not there, or damaged.
         """
-        place = self._parsed_folder(digest, parser)
-        with storage_errors("the document's text cannot be read"):
-            header = (place / "document.json").read_bytes()
-            boxes = (place / "boxes").read_bytes() if (place / "boxes").exists() else b""
-        try:
-            return wire.from_json(header, boxes)
-        except (KeyError, TypeError, ValueError) as error:
-            raise StorageError(f"the stored text in {place} is damaged: {error}") from error
+        with self._recent_lock:
+            if (digest, parser) not in self._recent:
+                self._recent[digest, parser] = self._load(digest, parser)
+            self._recent.move_to_end((digest, parser))
+            while len(self._recent) > _KEPT_DOCUMENTS:
+                self._recent.popitem(last=False)
+            return self._recent[digest, parser]
 
     def drop(self, digest: str) -> None:
         """Remove an original and everything made of it."""
-        with storage_errors("the document's files cannot be removed"):
+        with storage_errors("the document's files cannot be removed"), self._recent_lock:
+            for key in [key for key in self._recent if key[0] == digest]:
+                del self._recent[key]
             self.blob_path(digest).unlink(missing_ok=True)
             folder = self._parsed / digest[:2] / digest
             if folder.exists():
@@ -168,6 +175,16 @@ class FileStore:
         """SHA-256 of every original and of every original that something was made of."""
         with storage_errors("the data folder cannot be listed"):
             return {path.name for root in (self._blobs, self._parsed) for path in root.glob("*/*")}
+
+    def _load(self, digest: str, parser: str) -> Document:
+        place = self._parsed_folder(digest, parser)
+        with storage_errors("the document's text cannot be read"):
+            header = (place / "document.json").read_bytes()
+            boxes = (place / "boxes").read_bytes() if (place / "boxes").exists() else b""
+        try:
+            return wire.from_json(header, boxes)
+        except (KeyError, TypeError, ValueError) as error:
+            raise StorageError(f"the stored text in {place} is damaged: {error}") from error
 
     def _parsed_folder(self, digest: str, parser: str) -> Path:
         version = sha256(parser.encode()).hexdigest()[:16]

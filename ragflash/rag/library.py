@@ -1,9 +1,7 @@
 """The library: everything that is stored about documents, behind one thread-safe face."""
 
 import shutil
-import threading
 import time
-from collections import OrderedDict
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -14,7 +12,7 @@ from uuid import uuid4
 import numpy as np
 import numpy.typing as npt
 
-from ragflash.errors import Conflict, NotFound, UnsafeName
+from ragflash.errors import Conflict, NotFound, StorageError, UnsafeName
 from ragflash.rag.assemble import LibraryConfig, Parts, assemble
 from ragflash.rag.embed import Embedder
 from ragflash.rag.files import StagedBlob, storage_errors
@@ -34,8 +32,6 @@ from ragflash_ingest.document import Document
 from ragflash_ingest.names import safe_display_name
 
 __all__ = ["AddResult", "Library", "LibraryConfig", "LibraryHealth", "Page"]
-
-_CACHED_DOCUMENTS = 8
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,8 +97,6 @@ class Library:
         self._worker = parts.worker
         self._retriever = parts.retriever
         self._closing = closing
-        self._documents: OrderedDict[str, Document] = OrderedDict()
-        self._documents_lock = threading.Lock()
 
     @classmethod
     def open(
@@ -189,19 +183,13 @@ class Library:
             Conflict: It has not been parsed, or could not be.
         """
         record = self._corpus.get(scope, document_id)
-        with self._documents_lock:
-            if document_id in self._documents:
-                self._documents.move_to_end(document_id)
-                return self._documents[document_id]
         if not record.parser:
             raise Conflict(f"document {document_id!r} is {record.state}: there is no text yet")
-        document = self._files.read_document(record.sha256, record.parser)
-        with self._documents_lock:
-            self._documents[document_id] = document
-            while len(self._documents) > _CACHED_DOCUMENTS:
-                self._documents.popitem(last=False)
-        self._corpus.get(scope, document_id)  # deleted meanwhile: not returned
-        return document
+        try:
+            return self._files.read_document(record.sha256, record.parser)
+        except StorageError:
+            self._corpus.get(scope, document_id)  # deleted meanwhile: that is not a fault
+            raise
 
     def chunks(self, scope: Scope, document_id: str) -> list[ChunkRecord]:
         """A document's passages in order; none before it is parsed.
@@ -233,8 +221,6 @@ class Library:
             self._jobs.move(self._jobs.of_document(document.id).id, JobState.CANCELLED)
         self._worker.leave(document.id)
         self._eraser.purge(document)
-        with self._documents_lock:
-            self._documents.pop(document.id, None)
 
     def search(
         self,

@@ -76,8 +76,9 @@ def test_pages_are_newest_first_and_stable(corpus):
 def test_pages_filter_by_state_and_by_any_name(corpus):
     corpus.add(record("d", DocumentState.FAILED, "Report.pdf"))
     corpus.add(record("e", name="other.txt"))
-    corpus.add_alias(record("e", name="other.txt"), "copy of REPORT.txt")
+    corpus.add_alias(record("e", name="other.txt"), "copy of the ÜBERREPORT.txt")
     found = corpus.page(MINE, limit=9, name_contains="report")
+    assert [r.id for r in corpus.page(MINE, limit=9, name_contains="über")] == ["e"]
     assert {r.id for r in found} == {"d", "e"}
     assert [r.id for r in corpus.page(MINE, limit=9, state=DocumentState.FAILED)] == ["d"]
     assert corpus.page(MINE, limit=9, name_contains="100%") == []
@@ -123,7 +124,16 @@ def test_a_file_that_is_no_database_is_a_storage_error(tmp_path):
         Database.open(tmp_path / "x")
 
 
-def test_another_writer_s_lock_is_a_storage_error(tmp_path, database, corpus, monkeypatch):
+def test_a_full_disk_is_a_storage_error_and_nothing_is_half_stored(database, corpus):
+    corpus.add(record("d", DocumentState.EMBEDDING))
+    (pages,) = database.rows("PRAGMA page_count")
+    database.rows(f"PRAGMA max_page_count = {pages[0] + 2}")
+    with pytest.raises(StorageError, match="full"):
+        corpus.put_chunks(record("d"), [passage(n, "long " * 900) for n in range(9)], {})
+    assert corpus.chunks("d") == []
+
+
+def test_another_writer_s_lock_is_a_storage_error(tmp_path, database, corpus):
     other = sqlite3.connect(tmp_path / "library.sqlite", isolation_level=None)
     other.execute("BEGIN IMMEDIATE")
     database.rows("PRAGMA busy_timeout = 1")

@@ -48,7 +48,6 @@ def test_nothing_of_a_deleted_document_is_left(open_library, tmp_path):
     assert dropped == [document_id]
     assert points(library) == 0
     assert files_with(tmp_path, MARKER) == []
-    assert files_with(tmp_path, document_id + "'") == []
     library.close()
     database = sqlite3.connect(tmp_path / "data" / "library.sqlite")
     for table in ("documents", "aliases", "chunks", "terms", "jobs"):

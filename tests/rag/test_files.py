@@ -61,6 +61,15 @@ def test_gives_a_document_back_as_it_was(files):
         assert getattr(read, name) == getattr(DOCUMENT, name)
 
 
+def test_keeps_a_document_in_memory_until_it_is_dropped(files):
+    digest = keep(files, b"x")
+    files.write_document(digest, DOCUMENT)
+    assert files.read_document(digest, "pdf 1") is files.read_document(digest, "pdf 1")
+    files.drop(digest)
+    with pytest.raises(StorageError):
+        files.read_document(digest, "pdf 1")
+
+
 def test_keeps_parser_versions_apart(files):
     digest = keep(files, b"x")
     files.write_document(digest, DOCUMENT)
