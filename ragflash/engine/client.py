@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 from ragflash.engine.constrain import SUPPORTED, compile_constraint
 from ragflash.engine.job import Job
-from ragflash.engine.prompt import CompiledPrompt, compile_prompt
+from ragflash.engine.prompt import CompiledPrompt, compile_prompt, compile_text
 from ragflash.engine.request import (
     ChatMessage,
     EngineInfo,
@@ -132,7 +132,10 @@ class EngineClient:
         return compile_prompt(messages, self._template, self._tokenizer)
 
     def _prepare(self, request: Request, emit: Callable[[Event], None], submitted_at: float) -> Job:
-        prompt = self._compile(request.messages)
+        if isinstance(request, ScoreRequest) and request.text:
+            prompt = compile_text(request.text, self._tokenizer)
+        else:
+            prompt = self._compile(request.messages)
         cursor, max_tokens = None, 0
         targets: tuple[tuple[int, ...], ...] = ()
         if isinstance(request, GenerateRequest):

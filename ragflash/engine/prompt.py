@@ -110,6 +110,17 @@ def compile_prompt(
     return _finish(segments, source_ids, sources, tokenizer)
 
 
+def compile_text(text: str, tokenizer: Tokenizer) -> CompiledPrompt:
+    """Make a prompt of plain text, without template and control tokens.
+
+    Raises:
+        InputError: There is no text at all.
+    """
+    token_ids = tuple(tokenizer.encode(text))
+    segment = TokenSegment(SegmentKind.QUESTION, token_ids, frozenset())
+    return _finish([segment], (), [TokenSources.none(len(token_ids))], tokenizer)
+
+
 def _finish(
     segments: list[TokenSegment],
     source_ids: tuple[str, ...],

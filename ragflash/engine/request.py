@@ -188,14 +188,18 @@ class GenerateRequest:
 class ScoreRequest:
     """Ask for the log-probability of each continuation after one prompt.
 
-    Every target is appended as plain text to the prompt (messages rendered with a generation
-    prompt) and scored apart;
-    the prompt is prefilled once. One `Scored` event, then `Finished`.
+    Every target is appended as plain text to the prompt and scored apart; the prompt is prefilled
+    once. One `Scored` event, then `Finished`.
+
+    Attributes:
+        messages: Rendered with a generation prompt.
+        text: Instead of messages: a prompt of plain text, without the chat template.
     """
 
     id: str
-    messages: tuple[ChatMessage, ...]
-    targets: tuple[str, ...]
+    messages: tuple[ChatMessage, ...] = ()
+    targets: tuple[str, ...] = ()
+    text: str = ""
     namespace: str = ""
     cache: bool = False
 

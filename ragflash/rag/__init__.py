@@ -1,0 +1,1 @@
+"""Documents, retrieval, quotes and answers."""

@@ -10,12 +10,13 @@ import hashlib
 import secrets
 import time
 import uuid
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, field
 
 from ragflash.engine.client import EngineClient
 from ragflash.engine.request import (
+    Failed,
     Finished,
     Free,
     GenerateRequest,
@@ -110,7 +111,7 @@ class Answerer:
                     return event
         raise AssertionError("an ask ends with its answer")
 
-    async def ask(self, scope: Scope, request: AskRequest) -> AsyncIterator[AskEvent]:
+    async def ask(self, scope: Scope, request: AskRequest) -> AsyncGenerator[AskEvent, None]:
         """Answer a question; the last event is the `Answer`. Closing the iterator cancels the work.
 
         Raises:
@@ -149,7 +150,7 @@ class Answerer:
         limit = self._config.candidate_chunks
         return self._library.search(run.scope, run.question, document_ids=ids, limit=limit)
 
-    async def _read(self, engine: EngineClient, run: _Run) -> AsyncIterator[AskEvent]:
+    async def _read(self, engine: EngineClient, run: _Run) -> AsyncGenerator[AskEvent, None]:
         """Let the model read the context, quote one of the evidence sentences, and answer."""
         parts = await asyncio.to_thread(self._context, run)
         messages = build_messages(parts, run.question, mark=self._mark(run.question))
@@ -169,6 +170,8 @@ class Answerer:
             async for event in events:
                 if isinstance(event, PrefillProgress):
                     yield AskStatus("reading", event.done, event.total)
+                elif isinstance(event, Failed):
+                    raise event.error
                 elif isinstance(event, Finished):
                     run.finished = event
         yield AskStatus("answering")
@@ -304,7 +307,7 @@ def _answer_text(run: _Run, citations: Sequence[Citation]) -> str:
         return refusal()
     written = ""
     if run.finished is not None and run.finished.quotes:
-        written = run.finished.text[run.finished.quotes[-1].end + len(_CLOSE) :]
+        written = run.finished.text[run.finished.quotes[-1].end :].partition(_CLOSE)[2]
     quotes = [citation.quote for citation in citations]
     text = supported_text(written, quotes, run.question) or " ".join(quotes[0].split())
     return text + " " + "".join(f"[{citation.n}]" for citation in citations)

@@ -9,7 +9,7 @@ entailment.
 import re
 from collections.abc import Sequence
 
-from ragflash.rag.sparse import terms
+from ragflash.rag.sparse import query_weights
 from ragflash_ingest.normalise import normalise
 from ragflash_ingest.sentences import sentences
 
@@ -22,7 +22,7 @@ def supported_text(written: str, quotes: Sequence[str], question: str) -> str:
     """Return the leading sentences of `written` that are supported; empty when the first is not."""
     text = " ".join(written.removeprefix("Answer:").split())
     basis = normalise(" ".join([*quotes, question])).text
-    basis_terms = set(terms(basis))
+    basis_terms = set(query_weights(basis))
     kept = ""
     for start, end in sentences(text):
         if not is_supported(text[start:end], basis, basis_terms):
@@ -43,5 +43,5 @@ def is_supported(sentence: str, basis: str, basis_terms: set[int]) -> bool:
     folded = basis.casefold()
     if not all(fact.casefold() in folded for fact in facts):
         return False
-    own = set(terms(sentence))
+    own = set(query_weights(sentence))
     return bool(own) and len(own & basis_terms) >= _MIN_SHARE * len(own)

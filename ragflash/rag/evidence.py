@@ -1,28 +1,48 @@
-"""Weighs the sentences of retrieved passages as evidence for a question.
+"""Weighs the sentences of retrieved passages as evidence, and tells when there is none.
 
-A sentence's weight combines how close it and its passage are to the question (cosine of
-embeddings),
-how much of the question's wording it covers (IDF-weighted), and, once the model has read it, how
-much
-likelier it makes the question. `docs/retrieval.md` tells how the weights were found.
+Weight: cosines of sentence, window and passage with the question; the share of the question's words
+that they hold; how well each of its words is met by one in the window (late interaction: Khattab
+and
+Zaharia, "ColBERT", SIGIR 2020); whether the kind of thing asked for is there; and, once the model
+has
+read the window, how much likelier the question has become. `docs/retrieval.md` tells how the
+constants were found and what they achieve.
 """
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import groupby
 
+import numpy as np
+import numpy.typing as npt
+
+from ragflash.rag.answer_type import expected, holds
+from ragflash.rag.embed import TokenVectors
 from ragflash.rag.library import Library
 from ragflash.rag.quotes import is_quotable
 from ragflash.rag.records import DocumentRecord, Scope, SearchHit
+from ragflash.rag.sparse import document_vector
 from ragflash_ingest.document import Document
 from ragflash_ingest.sentences import sentences
 
-_MAX_SENTENCE_CHARACTERS = 700
-_WINDOW_CHARACTERS = 320
-_SENTENCE_COSINE, _PASSAGE_COSINE, _SENTENCE_COVERAGE, _PASSAGE_COVERAGE = 1.0, 0.5, 0.3, 0.3
-_LIKELIHOOD = 0.25
-_MIN_PRIOR, _MIN_READ = 0.9, 1.2
-_KEEP_WITHIN = 0.35
+MAX_SENTENCE_CHARACTERS = 700
+WINDOW_CHARACTERS = 320
+# Sentences whose windows are embedded.
+WINDOWS = 24
+
+_SENTENCE, _WINDOW, _PASSAGE = 1.0, 0.5, 0.5
+_SENTENCE_WORDS, _PASSAGE_WORDS = 0.3, 0.3
+_WORDS_MET, _KIND, _GAIN = 0.5, 0.2, 0.3
+_KEEP_WITHIN = 0.3
+_MIN_WORST_WORD = 0.25
+
+_UNASKED_WORDS = """
+    a an the of to in on for and or is are was were be been do does did can could may might must
+    should will would what which who whom when where why how many much i me my you it its this that
+    these those there with by from at as if into than then so not no one any some has have had get
+    ? . , ' s
+"""
+_UNASKED = frozenset(_UNASKED_WORDS.split())
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,7 +53,9 @@ class Evidence:
         start: The sentence in the document's text.
         window_start: The sentence with its neighbours: what the model reads to judge it.
         passage_start: The retrieved chunk.
-        prior: Weight before the model has read it.
+        weight: Before the model has read it.
+        worst_word: How well the question's least met word is met in the window, a cosine.
+        is_kind: Whether the sentence holds the kind of thing asked for.
         gain: How much likelier the question is after the window than without it, nats a token;
             `None` before the model has read it.
     """
@@ -46,20 +68,25 @@ class Evidence:
     window_end: int
     passage_start: int
     passage_end: int
-    prior: float
+    weight: float
+    worst_word: float
+    is_kind: bool
     gain: float | None = None
 
     @property
     def score(self) -> float:
         """Weight with everything known."""
-        return self.prior + (_LIKELIHOOD * self.gain if self.gain is not None else 0.0)
+        return self.weight + (_GAIN * self.gain if self.gain is not None else 0.0)
+
+    @property
+    def text(self) -> str:
+        """The sentence."""
+        return self.document.text[self.start : self.end]
 
     @property
     def window(self) -> str:
-        """What the model reads to judge the sentence, headed by its section."""
-        path = self.document.section_path(self.start)
-        head = f"{path[-1]}\n" if path else ""
-        return head + self.document.text[self.window_start : self.window_end]
+        """The sentence with its neighbours."""
+        return self.document.text[self.window_start : self.window_end]
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,45 +98,57 @@ class _Candidate:
     end: int
     window_start: int
     window_end: int
+    weight: float = 0.0
+
+    @property
+    def text(self) -> str:
+        return self.document.text[self.start : self.end]
+
+    @property
+    def window(self) -> str:
+        return self.document.text[self.window_start : self.window_end]
 
 
 def gather(
     library: Library, scope: Scope, question: str, hits: Sequence[SearchHit]
 ) -> list[Evidence]:
-    """Weigh all sentences of the hits, best first; blocks on the embedding model."""
+    """Weigh the sentences of the hits, best first; blocks on the embedding model."""
     candidates = _candidates(library, scope, hits)
     if not candidates:
         return []
-    vectors = library.embed_texts(
-        [question, *(c.document.text[c.start : c.end] for c in candidates)]
-    )
-    cosines = vectors[1:] @ vectors[0]
+    vectors = library.embed_texts([question, *(candidate.text for candidate in candidates)])
     wanted = library.term_weights(question)
+    weighed = [
+        replace(candidate, weight=_SENTENCE * float(cosine) + _passage_weight(candidate, wanted))
+        for candidate, cosine in zip(candidates, vectors[1:] @ vectors[0], strict=True)
+    ]
+    best = sorted(weighed, key=lambda candidate: -candidate.weight)[:WINDOWS]
+    asked, *windows = library.embed_tokens([question, *(candidate.window for candidate in best)])
+    kind = expected(question)
     evidence = []
-    for candidate, cosine in zip(candidates, cosines, strict=True):
-        chunk = candidate.hit.chunk
-        sentence = candidate.document.text[candidate.start : candidate.end]
-        headed = f"{chunk.section or ''}\n{chunk.text}"
-        prior = (
-            _SENTENCE_COSINE * float(cosine)
-            + _PASSAGE_COSINE * (candidate.hit.dense_score or 0.0)
-            + _SENTENCE_COVERAGE * _coverage(wanted, library.term_weights(sentence))
-            + _PASSAGE_COVERAGE * _coverage(wanted, library.term_weights(headed))
-        )
-        evidence.append(_evidence(candidate, prior))
-    return sorted(evidence, key=lambda item: -item.prior)
+    for candidate, window in zip(best, windows, strict=True):
+        met = _words_met(asked, window)
+        is_kind = holds(kind, candidate.text, question)
+        weight = candidate.weight + _WINDOW * float(vectors[0] @ _mean(window.vectors))
+        weight += _WORDS_MET * float(met.mean()) - (0.0 if is_kind else _KIND)
+        evidence.append(_evidence(candidate, weight, float(met.min()), is_kind=is_kind))
+    return sorted(evidence, key=lambda item: -item.weight)
 
 
 def select(evidence: Sequence[Evidence], limit: int) -> list[Evidence]:
-    """Keep what supports an answer: at most `limit` sentences, best first, or none at all."""
-    ranked = sorted(evidence, key=lambda item: -item.score)
-    if not ranked:
+    """Keep what supports an answer: at most `limit` sentences, best first, or none at all.
+
+    There is no answer when the best sentence lacks the kind of thing asked for, or when some word
+    of
+    the question is met by nothing in any of the best windows. How close the texts are says little:
+    questions that a document nearly answers are the closest of all.
+    """
+    ranked = sorted(evidence, key=lambda item: -item.score)[:limit]
+    if not ranked or not ranked[0].is_kind:
         return []
-    floor = _MIN_PRIOR if ranked[0].gain is None else _MIN_READ
-    if ranked[0].score < floor:
+    if max(item.worst_word for item in ranked) < _MIN_WORST_WORD:
         return []
-    kept = [item for item in ranked if item.score >= ranked[0].score - _KEEP_WITHIN]
-    return kept[:limit]
+    return [item for item in ranked if item.score >= ranked[0].score - _KEEP_WITHIN]
 
 
 def with_gain(evidence: Evidence, gain: float) -> Evidence:
@@ -117,7 +156,40 @@ def with_gain(evidence: Evidence, gain: float) -> Evidence:
     return replace(evidence, gain=gain)
 
 
-def _evidence(candidate: _Candidate, prior: float) -> Evidence:
+def _passage_weight(candidate: _Candidate, wanted: dict[int, float]) -> float:
+    chunk = candidate.hit.chunk
+    return (
+        _PASSAGE * (candidate.hit.dense_score or 0.0)
+        + _SENTENCE_WORDS * _coverage(wanted, candidate.text)
+        + _PASSAGE_WORDS * _coverage(wanted, chunk.text)
+    )
+
+
+def _coverage(wanted: dict[int, float], text: str) -> float:
+    """Share of the question's weight whose terms a text holds."""
+    offered = document_vector(text).keys()
+    total = sum(wanted.values())
+    return sum(w for term, w in wanted.items() if term in offered) / total if total else 0.0
+
+
+def _words_met(asked: TokenVectors, window: TokenVectors) -> npt.NDArray[np.float32]:
+    """For each word of the question that carries meaning, its best cosine in the window."""
+    rows = [at for at, token in enumerate(asked.tokens) if token.casefold() not in _UNASKED]
+    if not asked.tokens or not window.tokens:
+        return np.zeros(1, np.float32)
+    met: npt.NDArray[np.float32] = (asked.vectors[rows or slice(None)] @ window.vectors.T).max(1)
+    return met
+
+
+def _mean(vectors: npt.NDArray[np.float32]) -> npt.NDArray[np.float32]:
+    mean = vectors.sum(0)
+    unit: npt.NDArray[np.float32] = mean / max(float(np.linalg.norm(mean)), 1e-12)
+    return unit
+
+
+def _evidence(
+    candidate: _Candidate, weight: float, worst_word: float, *, is_kind: bool
+) -> Evidence:
     return Evidence(
         record=candidate.record,
         document=candidate.document,
@@ -127,7 +199,9 @@ def _evidence(candidate: _Candidate, prior: float) -> Evidence:
         window_end=candidate.window_end,
         passage_start=candidate.hit.chunk.start,
         passage_end=candidate.hit.chunk.end,
-        prior=prior,
+        weight=weight,
+        worst_word=worst_word,
+        is_kind=is_kind,
     )
 
 
@@ -147,9 +221,7 @@ def _candidates(library: Library, scope: Scope, hits: Sequence[SearchHit]) -> li
     return list(found.values())
 
 
-def _sentences_of(
-    hit: SearchHit, record: DocumentRecord, document: Document
-) -> list[_Candidate]:
+def _sentences_of(hit: SearchHit, record: DocumentRecord, document: Document) -> list[_Candidate]:
     first, last = hit.chunk.start, hit.chunk.end
     skip = [
         (max(start, first) - first, min(end, last) - first)
@@ -160,14 +232,11 @@ def _sentences_of(
         (first + start, first + end)
         for start, end in sentences(document.text[first:last], skip=skip)
     ]
-    candidates = []
-    for index, (start, end) in enumerate(ranges):
-        long = end - start > _MAX_SENTENCE_CHARACTERS
-        if long or not is_quotable(document.text, start, end):
-            continue
-        window = _window(ranges, index)
-        candidates.append(_Candidate(hit, record, document, start, end, *window))
-    return candidates
+    return [
+        _Candidate(hit, record, document, start, end, *_window(ranges, index))
+        for index, (start, end) in enumerate(ranges)
+        if end - start <= MAX_SENTENCE_CHARACTERS and is_quotable(document.text, start, end)
+    ]
 
 
 def _window(ranges: Sequence[tuple[int, int]], index: int) -> tuple[int, int]:
@@ -175,14 +244,9 @@ def _window(ranges: Sequence[tuple[int, int]], index: int) -> tuple[int, int]:
     start, end = ranges[index]
     before, after = index - 1, index + 1
     while True:
-        if before >= 0 and end - ranges[before][0] <= _WINDOW_CHARACTERS:
+        if before >= 0 and end - ranges[before][0] <= WINDOW_CHARACTERS:
             start, before = ranges[before][0], before - 1
-        elif after < len(ranges) and ranges[after][1] - start <= _WINDOW_CHARACTERS:
+        elif after < len(ranges) and ranges[after][1] - start <= WINDOW_CHARACTERS:
             end, after = ranges[after][1], after + 1
         else:
             return start, end
-
-
-def _coverage(wanted: dict[int, float], offered: dict[int, float]) -> float:
-    total = sum(wanted.values())
-    return sum(w for term, w in wanted.items() if term in offered) / total if total else 0.0

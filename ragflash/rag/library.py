@@ -14,7 +14,7 @@ import numpy.typing as npt
 
 from ragflash.errors import Conflict, NotFound, StorageError, UnsafeName
 from ragflash.rag.assemble import LibraryConfig, Parts, assemble
-from ragflash.rag.embed import Embedder
+from ragflash.rag.embed import Embedder, TokenVectors
 from ragflash.rag.files import StagedBlob, storage_errors
 from ragflash.rag.ingest import CANCELLED, DocumentParser
 from ragflash.rag.records import (
@@ -244,6 +244,10 @@ class Library:
     def embed_texts(self, texts: Sequence[str]) -> npt.NDArray[np.float32]:
         """Embed texts as unit rows float32 [len(texts), dim]."""
         return self._embedder.encode_documents(texts)
+
+    def embed_tokens(self, texts: Sequence[str]) -> list[TokenVectors]:
+        """Embed short texts token by token."""
+        return self._embedder.encode_tokens(texts)
 
     def term_weights(self, text: str) -> dict[int, float]:
         """Terms of a text, stop words left out, weighed by how rare they are in the library."""

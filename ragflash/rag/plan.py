@@ -29,9 +29,7 @@ class Plan:
     namespace: str
 
 
-def plan(
-    library: Library, engine: EngineClient | None, scope: Scope, request: AskRequest
-) -> Plan:
+def plan(library: Library, engine: EngineClient | None, scope: Scope, request: AskRequest) -> Plan:
     """Choose documents and mode.
 
     Raises:

@@ -14,7 +14,7 @@ import uuid
 from collections.abc import Sequence
 
 from ragflash.engine.client import EngineClient
-from ragflash.engine.request import ChatMessage, ScoreRequest, SegmentKind, TextSegment
+from ragflash.engine.request import ScoreRequest
 from ragflash.rag.evidence import Evidence, with_gain
 from ragflash_prompts import load
 
@@ -27,20 +27,18 @@ async def read_candidates(
     scores = await asyncio.gather(
         *(_likelihood(engine, question, window, namespace) for window in windows)
     )
-    read = [with_gain(item, score - scores[0]) for item, score in zip(evidence, scores[1:], strict=True)]
+    read = [
+        with_gain(item, score - scores[0]) for item, score in zip(evidence, scores[1:], strict=True)
+    ]
     return sorted(read, key=lambda item: -item.score)
 
 
-async def _likelihood(
-    engine: EngineClient, question: str, passage: str, namespace: str
-) -> float:
+async def _likelihood(engine: EngineClient, question: str, passage: str, namespace: str) -> float:
     """Mean log-probability of the question's tokens after a passage, in nats."""
-    text = load("query_likelihood").render(passage=passage).strip()
-    segment = TextSegment(SegmentKind.QUESTION, text)
     request = ScoreRequest(
         id=uuid.uuid4().hex,
-        messages=(ChatMessage("user", (segment,)),),
-        targets=(question,),
+        text=load("query_likelihood").render(passage=passage).rstrip(),
+        targets=(f" {question}",),
         namespace=namespace,
     )
     scored = await engine.score(request)

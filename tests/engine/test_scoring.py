@@ -95,3 +95,12 @@ def test_target_beyond_the_context_is_refused():
     model = ToyModel(LOGITS, vocab_size=TOKENIZER.vocab_size, context_tokens=16)
     with toy_engine(model, TOKENIZER) as engine, pytest.raises(ContextTooLong):
         asyncio.run(engine.client.score(request("yes!")))
+
+
+def test_plain_text_is_scored_without_the_chat_template():
+    model = ToyModel(LOGITS, vocab_size=TOKENIZER.vocab_size)
+    plain = ScoreRequest("p", targets=("ab",), text="some text")
+    with toy_engine(model, TOKENIZER) as engine:
+        *_, scored, _ = engine.events(plain)
+    assert isinstance(scored, Scored)
+    assert scored.logprobs == pytest.approx([expected_logprob(b"some text", b"ab")], abs=1e-4)

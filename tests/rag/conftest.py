@@ -9,6 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from ragflash.rag.embed import TokenVectors
 from ragflash.rag.library import Library, LibraryConfig
 from ragflash.rag.records import DuplicatePolicy, Scope, SearchHit
 from ragflash.rag.sparse import analyse
@@ -38,6 +39,14 @@ class HashEmbedder:
             if progress is not None:
                 progress(done)
         return rows.reshape(len(texts), self.dim)
+
+    def encode_tokens(self, texts):
+        found = []
+        for text in texts:
+            words = tuple(text.split())
+            rows = np.array([self.encode_query(word) for word in words], np.float32)
+            found.append(TokenVectors(words, rows.reshape(len(words), self.dim)))
+        return found
 
     def encode_query(self, text):
         total = np.zeros(self.dim, np.float32)
