@@ -24,6 +24,8 @@ __all__ = ["BodyLimit", "Guard", "RequestId"]
 OPEN_PATHS = frozenset({"/healthz"})
 _REQUEST_ID = re.compile(r"[A-Za-z0-9._:-]{1,64}")
 _FRAMING_BYTES = 64 * 1024  # boundaries, part headers and fields around an uploaded file
+_UPLOAD_PATH = "/v1/documents"
+_REQUEST_BYTES = 16 * 1024 * 1024  # of any other body, which is held in memory
 
 logger = logging.getLogger(__name__)
 
@@ -117,21 +119,28 @@ def _check_key(headers: Headers, key: str) -> None:
 
 
 class BodyLimit:
-    """Refuses bodies larger than the largest document, by their announced and their real size."""
+    """Refuses bodies that are too large, by their announced and by their real size."""
 
     def __init__(self, app: ASGIApp, config: ApiConfig) -> None:
         self._app = app
-        self._limit_bytes = config.max_upload_bytes + _FRAMING_BYTES
+        self._upload_bytes = config.max_upload_bytes
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Count what is received; nothing is read from a client that announces too much."""
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
+        limit_bytes = _REQUEST_BYTES
+        told = f"the request is larger than {_REQUEST_BYTES} bytes"
+        if scope["path"] == _UPLOAD_PATH:
+            limit_bytes = self._upload_bytes + _FRAMING_BYTES
+            told = (
+                f"the document is larger than {self._upload_bytes} bytes, the limit of this "
+                "server (RAGFLASH_MAX_UPLOAD_BYTES)"
+            )
         announced = Headers(scope=scope).get("content-length", "")
-        if announced.isdecimal() and int(announced) > self._limit_bytes:
-            error = DocumentTooLarge(self._message())
-            await error_response(error, scope["path"])(scope, receive, send)
+        if announced.isdecimal() and int(announced) > limit_bytes:
+            await error_response(DocumentTooLarge(told), scope["path"])(scope, receive, send)
             return
         received = 0
 
@@ -139,15 +148,9 @@ class BodyLimit:
             nonlocal received
             message = await receive()
             received += len(message.get("body", b""))
-            if received > self._limit_bytes:
+            if received > limit_bytes:
                 # The framework turns anything but its own exception into "cannot parse the body".
-                raise HTTPException(413, self._message())
+                raise HTTPException(413, told)
             return message
 
         await self._app(scope, counted, send)
-
-    def _message(self) -> str:
-        return (
-            f"the request is larger than {self._limit_bytes - _FRAMING_BYTES} bytes, "
-            "the limit of this server (RAGFLASH_MAX_UPLOAD_BYTES)"
-        )

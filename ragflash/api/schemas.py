@@ -222,30 +222,30 @@ class UsageOut(Reply):
     cached_tokens: int
 
 
-Milliseconds = Annotated[float, AfterValidator(lambda value: round(value, 3))]
+Rounded = Annotated[float, AfterValidator(lambda value: round(value, 3))]
 
 
 class EngineTimingsOut(Reply):
     """Where the engine's time went."""
 
-    queue_ms: Milliseconds = 0.0
+    queue_ms: Rounded = 0.0
     prompt_n: int = 0
     cache_n: int = 0
-    prompt_ms: Milliseconds = 0.0
+    prompt_ms: Rounded = 0.0
     predicted_n: int = 0
-    predicted_ms: Milliseconds = 0.0
-    predicted_per_second: float = 0.0
+    predicted_ms: Rounded = 0.0
+    predicted_per_second: Rounded = 0.0
     draft_n: int = 0
     draft_n_accepted: int = 0
-    ttft_ms: Milliseconds | None = None
+    ttft_ms: Rounded | None = None
 
 
 class AskTimingsOut(EngineTimingsOut):
     """Where an answer's time went; the engine's part is zero when it was not used."""
 
-    retrieve_ms: Milliseconds
-    rerank_ms: Milliseconds
-    total_ms: Milliseconds
+    retrieve_ms: Rounded
+    rerank_ms: Rounded
+    total_ms: Rounded
 
     @classmethod
     def of_ask(cls, timings: AskTimings) -> Self:

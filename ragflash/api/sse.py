@@ -16,7 +16,7 @@ from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from ragflash.api.problems import error_body, error_response
-from ragflash.errors import GenerationCancelled, RagflashError
+from ragflash.errors import EngineDead, GenerationCancelled, RagflashError
 
 __all__ = ["STREAMED", "EventStream", "encode", "until_disconnect", "with_heartbeats"]
 
@@ -30,8 +30,9 @@ logger = logging.getLogger(__name__)
 
 def encode(data: dict[str, Any] | str, event: str | None = None) -> bytes:
     """Spell one event; a string goes out as it is."""
-    text = data if isinstance(data, str) else json.dumps(data, ensure_ascii=False)
-    return format_sse_event(data_str=text, event=event)
+    if not isinstance(data, str):
+        data = json.dumps(data, ensure_ascii=False, separators=(",", ":"))
+    return format_sse_event(data_str=data, event=event)
 
 
 async def with_heartbeats(
@@ -118,6 +119,7 @@ class EventStream(Response):
         self._events = with_heartbeats(events, beat_s, beat)
         self._path = path
         self._error_event = error_event
+        self._is_started = False
         self.init_headers({"Cache-Control": "no-store", "X-Accel-Buffering": "no"})
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -126,6 +128,12 @@ class EventStream(Response):
             await until_disconnect(receive, self._run(scope, receive, send))
         except GenerationCancelled:
             logger.info("stream cancelled by the client")
+        except asyncio.CancelledError:
+            # The server's grace is over. Nothing runs behind this call, so it may end in peace.
+            logger.info("stream cut by the end of the server")
+            if self._is_started:
+                await _send_part(send, self._spell(EngineDead("the server is shutting down")))
+                await _send_part(send, b"", more=False)
 
     async def _run(self, scope: Scope, receive: Receive, send: Send) -> None:
         async with aclosing(self._events) as events:
@@ -141,6 +149,7 @@ class EventStream(Response):
                     "headers": self.raw_headers,
                 }
             )
+            self._is_started = True
             await _send_part(send, first)
             try:
                 async for event in events:

@@ -108,6 +108,7 @@ def _describe_work(answer: Answer) -> str:
     parts = [f"mode {answer.mode} ({answer.mode_reason})"]
     if timings.engine is not None:
         parts.append(f"{usage.prompt_tokens} prompt tokens, {usage.cached_tokens} from the cache")
+    if timings.engine is not None and timings.engine.draft_n:
         parts.append(f"{timings.engine.draft_n_accepted} of {timings.engine.draft_n} drafts taken")
     if timings.ttft_ms is not None:
         parts.append(f"first token {timings.ttft_ms / 1000:.2f} s")

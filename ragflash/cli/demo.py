@@ -22,14 +22,14 @@ if TYPE_CHECKING:
 MANUAL = "debian-policy.pdf"
 MANUAL_QUESTIONS = (
     "How long may the one-line summary of a package be?",
-    "How does software let the administrator know that the machine has to be restarted?",
+    "How can a program signal that a reboot is required?",
     "In what unit is the space that a package takes on disk written down?",
 )
 # Short enough to be read whole, which needs to be done once.
 GUIDE = "bug-reporting.txt"
 GUIDE_QUESTIONS = (
-    "How do I stop the system from mailing me a confirmation?",
-    "Should I tell the original authors of the software as well?",
+    "How can I suppress the acknowledgement mail?",
+    "Which command do Emacs users have for reporting a bug?",
 )
 
 _NEXT = """\
@@ -96,14 +96,17 @@ def _ask(output: Output, answerer: "Answerer", question: str, record: DocumentRe
 
 def _compare(first: Answer, second: Answer) -> dict[str, Any]:
     """Tell what the second question about one document saved."""
-    waits = [(answer.timings.ttft_ms or 0.0) / 1000 for answer in (first, second)]
-    text = (
-        f"Second question about the guide: {second.usage.cached_tokens} of "
-        f"{second.usage.prompt_tokens} prompt tokens were already read, first token after "
-        f"{waits[1]:.2f} s instead of {waits[0]:.2f} s."
-    )
+    before_ms, after_ms = first.timings.ttft_ms, second.timings.ttft_ms
+    if before_ms is None or after_ms is None:
+        text = "The model found nothing to answer from, so there is nothing to compare."
+    else:
+        text = (
+            f"Second question about the guide: {second.usage.cached_tokens} of "
+            f"{second.usage.prompt_tokens} prompt tokens were already read, first token after "
+            f"{after_ms / 1000:.2f} s instead of {before_ms / 1000:.2f} s."
+        )
     return {
         "text": text,
         "cached_tokens": [first.usage.cached_tokens, second.usage.cached_tokens],
-        "ttft_ms": [first.timings.ttft_ms, second.timings.ttft_ms],
+        "ttft_ms": [before_ms, after_ms],
     }

@@ -91,7 +91,7 @@ def test_silence_is_filled_with_status_events() -> None:
     world = World(replace(CONFIG, heartbeat_s=0.01))
     world.answerer.script = [AskStatus("reading", 1, 9), 0.035, *unfolding()]
     events = events_of(ask(world, stream=True))
-    beats = [data for name, data in events[1:] if name == "status" and '"done": 1' in data]
+    beats = [data for name, data in events[1:] if name == "status" and '"done":1' in data]
     assert len(beats) >= 2
     assert events[-1][0] == "answer"
     world.library.close()

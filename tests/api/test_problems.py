@@ -125,6 +125,7 @@ BAD_INPUTS = {
     ),
     "escaping name": (lambda w: upload(w, "../x.txt"), 400, "unsafe_name"),
     "too large": (lambda w: upload(w, "a", b"x" * 20_000), 413, "document_too_large"),
+    "huge question": (lambda w: send_ask(w, question="x" * 2**24), 413, "document_too_large"),
     "bad policy": (
         lambda w: w.send("POST", "/v1/documents?on_duplicate=maybe", json={"text": "x"}),
         422,

@@ -116,6 +116,24 @@ def test_leaving_while_streaming_cancels(
     asyncio.run(scenario())
 
 
+def test_the_end_of_the_server_is_the_last_event_of_its_streams(world: World) -> None:
+    async def scenario() -> list[dict[str, Any]]:
+        waiting = asyncio.Event()
+        world.engine.script = [Delta("r", "Sev"), waiting.set, LONG_S]
+        connection = Connection(world, CHAT[0], CHAT[1] | {"stream": True})
+        serving = asyncio.create_task(connection.serve())
+        await waiting.wait()
+        await connection.arrived.wait()
+        serving.cancel()
+        await serving
+        return connection.sent
+
+    sent = asyncio.run(scenario())
+    assert sent[-1] == {"type": "http.response.body", "body": b"", "more_body": False}
+    assert json.loads(sent[-2]["body"].removeprefix(b"data: "))["error"]["code"] == "engine_dead"
+    assert world.engine.running == 0
+
+
 def test_heartbeats_of_a_chat_are_chunks_with_an_empty_delta() -> None:
     world = World(replace(CONFIG, heartbeat_s=0.01))
     world.engine.script = [0.035, Delta("r", "Hi"), finished("Hi")]
