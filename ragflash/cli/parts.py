@@ -1,7 +1,7 @@
 """The library and the engine, made from the settings."""
 
 import asyncio
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from functools import cache, partial
@@ -82,6 +82,8 @@ class EngineSlot:
 def open_library(settings: Settings, slot: EngineSlot | None = None) -> "Library":
     """Take the data folder; deleted documents are forgotten by the engine in `slot` too.
 
+    Tokens of new documents are counted if there is a model whose tokenizer can do it.
+
     Raises:
         DataFolderLocked: Another process has it.
         ModelMissing: There is no embedding model.
@@ -94,11 +96,10 @@ def open_library(settings: Settings, slot: EngineSlot | None = None) -> "Library
         parse_timeout_s=settings.parse_timeout_s,
         parse_memory_bytes=settings.parse_memory_bytes,
     )
-    tokenizer = cache(partial(_load_tokenizer, settings))
     return Library.open(
         config,
         _embedder(settings),
-        count_tokens=lambda text: len(tokenizer().encode(text)),
+        count_tokens=_token_counter(settings),
         on_drop=slot.forget if slot is not None else None,
     )
 
@@ -108,7 +109,8 @@ def library_and_engine(
     settings: Settings, *, with_engine: bool = True
 ) -> "Iterator[tuple[Library, EngineClient | None]]":
     """Open both for one command, and close them after it."""
-    model_path(settings)  # before the folder is taken
+    if with_engine:
+        model_path(settings)  # before the folder is taken
     slot = EngineSlot()
     with ExitStack() as stack:
         library = open_library(settings, slot)
@@ -159,6 +161,15 @@ def _embedder(settings: Settings) -> "Embedder":
     if settings.embed_model is None:
         return packaged_embedder()
     return SentenceTransformerEmbedder(settings.embed_model)
+
+
+def _token_counter(settings: Settings) -> Callable[[str], int] | None:
+    try:
+        model_path(settings)
+    except ModelMissing:
+        return None
+    tokenizer = cache(partial(_load_tokenizer, settings))
+    return lambda text: len(tokenizer().encode(text))
 
 
 def _load_tokenizer(settings: Settings) -> "Tokenizer":

@@ -114,6 +114,14 @@ def test_a_missing_model_is_told_with_the_way_to_get_one(run, monkeypatch, comma
     assert "no model file at /nowhere/m.gguf" in result.stderr
 
 
+def test_what_needs_no_model_works_without_one(run_json, monkeypatch, law) -> None:
+    monkeypatch.delenv("RAGFLASH_MODEL")
+    monkeypatch.setattr("ragflash.cli.parts.packaged_model_path", lambda: None)
+    question = "How many years are records kept?"
+    assert run_json("ask", question, "--file", law, "--engine", "none")["engine"] is None
+    assert run_json("documents", "show", "law.txt")["tokens"] == 0
+
+
 @pytest.mark.parametrize(
     "arguments",
     [("ask",), ("ask", "q", "--mode", "all"), ("nonsense",), ("search", "q", "--limit", 0)],
