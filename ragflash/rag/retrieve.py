@@ -13,6 +13,7 @@ from ragflash.rag.embed import Embedder
 from ragflash.rag.index import VectorFilter, VectorHit, VectorIndex
 from ragflash.rag.records import Scope, SearchHit, SearchMode
 from ragflash.rag.sparse import (
+    Term,
     analyse,
     document_identifiers,
     inverse_frequencies,
@@ -63,7 +64,7 @@ class Retriever:
         if mode is not SearchMode.DENSE:
             weights = self._weigh(scope, query)
             sparse = _positive(self._index.query_sparse(weights, seen, leg_limit))
-        return self._collect(scope, query, dense, sparse)[:limit]
+        return self._collect(scope, self._codes(scope, query), dense, sparse)[:limit]
 
     def term_weights(self, text: str) -> dict[int, float]:
         """Terms of a text, stop words left out, weighed by how rare they are in the library.
@@ -82,14 +83,22 @@ class Retriever:
         inverse = inverse_frequencies(frequencies, self._corpus.total_chunks(scope))
         return {term: weights[term] * value for term, value in inverse.items()}
 
+    def _codes(self, scope: Scope, query: str) -> set[str]:
+        """The codes and names of a query that some passage in scope may hold as written."""
+        ids = {Term(code).id: code for code in query_identifiers(query)}
+        return {ids[id_] for id_ in self._corpus.frequencies(ids.keys(), scope)}
+
     def _collect(
-        self, scope: Scope, query: str, dense: Sequence[VectorHit], sparse: Sequence[VectorHit]
+        self,
+        scope: Scope,
+        codes: set[str],
+        dense: Sequence[VectorHit],
+        sparse: Sequence[VectorHit],
     ) -> list[SearchHit]:
         scores = fuse([dense, sparse])
         dense_scores = {_key(hit): hit.score for hit in dense}
         sparse_scores = {_key(hit): hit.score for hit in sparse}
         rows = self._corpus.find_chunks(scope, scores)
-        wanted = query_identifiers(query)
         hits = []
         for key, (chunk, name) in rows.items():
             hit = SearchHit(
@@ -98,13 +107,10 @@ class Retriever:
                 score=scores[key],
                 dense_score=dense_scores.get(key),
                 sparse_score=sparse_scores.get(key),
-                exact=bool(wanted) and not wanted.isdisjoint(document_identifiers(chunk.text)),
+                exact=bool(codes) and not codes.isdisjoint(document_identifiers(chunk.text)),
             )
             hits.append(hit)
-        hits.sort(
-            key=lambda hit: (-hit.score, not hit.exact, hit.chunk.document_id, hit.chunk.index)
-        )
-        return _raise_exact(hits)
+        return _raise_exact(sorted(hits, key=_order))
 
 
 def fuse(legs: Sequence[Sequence[VectorHit]]) -> dict[_Key, float]:
