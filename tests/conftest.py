@@ -6,6 +6,7 @@ import os
 os.environ.setdefault("TRITON_INTERPRET", "1")
 os.environ["HF_HUB_OFFLINE"] = "1"
 os.environ["TOKENIZERS_PARALLELISM"] = "false"
+os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # spinning threads starve their neighbours
 os.environ.setdefault("OMP_NUM_THREADS", str(min(os.cpu_count() or 1, 4)))
 
 import ipaddress

@@ -13,6 +13,7 @@ from itertools import pairwise
 from typing import TypeAlias
 
 from gguf import GGML_QUANT_SIZES, GGMLQuantizationType, GGUFValueType
+
 from ragflash.errors import GGUFInvalid, UnsupportedTensorType
 
 MAX_HEADER_BYTES = 64 * 2**20  # vocabularies of 262,144 tokens take about 15 MiB

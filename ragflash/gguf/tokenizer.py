@@ -15,10 +15,10 @@ from typing import Self
 
 import numpy as np
 import tokenizers
+from gguf import TokenType
 from numpy.typing import NDArray
 from tokenizers.models import BPE
 
-from gguf import TokenType
 from ragflash.errors import GGUFInvalid, InputError, TokenizerUnknown
 from ragflash.gguf.pre_tokenizer import PRE_TOKENIZERS, PreTokenizerRecipe
 from ragflash.gguf.reader import GGUFFile

@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from types import MappingProxyType
 
 from gguf import GGMLQuantizationType
+
 from ragflash.errors import UnsupportedTensorType
 from ragflash_kernels.quant_layout import BLOCK_FORMATS, BlockFormat
 

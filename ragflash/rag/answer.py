@@ -226,8 +226,14 @@ class Answerer:
             timings=timings,
             engine=self._engine.info() if self._engine is not None and uses_engine else None,
             dropped_quotes=run.dropped_quotes,
-            miss_reason=finished.miss_reason if finished else None,
+            miss_reason=_miss_reason(finished),
         )
+
+
+def _miss_reason(finished: Finished | None) -> str | None:
+    if finished is None or finished.usage.cached_tokens > 0:
+        return None
+    return finished.miss_reason
 
 
 def refusal() -> str:

@@ -3,11 +3,11 @@
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
+import gguf
 import numpy as np
 import pytest
-
-import gguf
 from gguf import GGMLQuantizationType
+
 from ragflash.gguf.reader import GGUFFile
 from ragflash.gguf.tokenizer import Tokenizer
 

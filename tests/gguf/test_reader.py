@@ -2,12 +2,12 @@
 
 from pathlib import Path
 
+import gguf
 import numpy as np
 import pytest
 import torch
-
-import gguf
 from gguf import GGMLQuantizationType
+
 from ragflash.errors import GGUFInvalid, ModelMissing, TensorMissing, UnsupportedTensorType
 from ragflash.gguf.packaged import packaged_model_path as find_packaged_model
 from ragflash.gguf.reader import GGUFFile, content_hash

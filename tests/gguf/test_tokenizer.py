@@ -6,10 +6,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from gguf import TokenType
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from gguf import TokenType
 from ragflash.errors import GGUFInvalid, InputError, TokenizerUnknown
 from ragflash.gguf.reader import GGUFFile
 from ragflash.gguf.tokenizer import BYTE_SYMBOLS, Tokenizer

@@ -2,13 +2,13 @@
 
 import struct
 
+import gguf
 import numpy as np
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-import gguf
 from ragflash_kernels.dequant import dequantize
 from ragflash_kernels.errors import KernelInputError
 from ragflash_kernels.quant_layout import BLOCK_FORMATS
