@@ -73,6 +73,7 @@ def evaluate(
                 "questions": len(questions),
                 "engine": info,
                 "metrics": metrics,
+                **({} if use_engine else {"metrics_engine_none": metrics}),
                 "rows": evaluation.report_rows(results),
             }
         )
