@@ -13,6 +13,7 @@ from ragflash.cli.ask import EngineChoice, EngineOption
 from ragflash.cli.options import JsonOption, ModelOption
 from ragflash.cli.output import Output
 from ragflash.cli.parts import SCOPE, library_and_engine
+from ragflash.cli.provenance import provenance
 from ragflash.rag.records import DEFAULT_COLLECTION
 from ragflash.samples import sample_path
 from ragflash.settings import load_settings
@@ -69,6 +70,7 @@ def evaluate(
         output.show(table)
         output.result(
             {
+                **provenance(),
                 "folder": folder.name,
                 "questions": len(questions),
                 "engine": info,

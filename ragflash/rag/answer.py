@@ -23,6 +23,7 @@ from ragflash.engine.request import (
     Literal,
     PrefillProgress,
     QuoteFrom,
+    QuoteSpan,
     Usage,
 )
 from ragflash.errors import InputError, QuestionBlank
@@ -191,9 +192,13 @@ class Answerer:
     def _conclude(self, run: _Run) -> list[AskEvent]:
         """Verify the quotes and build the answer from what is left."""
         citations: list[Citation] = []
-        for record, document, start, end in _quotes(run)[: run.request.max_quotes]:
+        for record, document, start, end in _quotes(run):
+            if len(citations) == run.request.max_quotes:
+                break
+            if any(_overlaps(citation, record, start, end) for citation in citations):
+                continue
             found = locate(document.text[start:end], document.text, near=start)
-            if found is None:
+            if found is None or not start <= found[1] < found[2] <= end:
                 run.dropped_quotes += 1
                 continue
             match, first, last = found
@@ -290,22 +295,27 @@ def _merged(ranges: Sequence[tuple[int, int]]) -> tuple[tuple[int, int], ...]:
 
 
 def _quotes(run: _Run) -> list[tuple[DocumentRecord, Document, int, int]]:
-    """List what may be cited: the model's quote first, then evidence that it does not cover."""
-    by_source = {item.record.source_id: (item.record, item.document) for item in run.evidence}
-    spans = run.finished.quotes if run.finished is not None else ()
-    quotes = [
-        (*by_source[span.source_id], span.source_start, span.source_end)
-        for span in spans
-        if span.source_id in by_source
-    ]
-    for item in run.evidence:
-        covered = any(
-            record.id == item.record.id and start < item.end and end > item.start
-            for record, _, start, end in quotes
-        )
-        if not covered:
-            quotes.append((item.record, item.document, item.start, item.end))
-    return quotes
+    """List what may be cited, the model's quote first; counts the quotes that may not."""
+    quotes = []
+    for span in run.finished.quotes if run.finished is not None else ():
+        item = _quoted_evidence(run.evidence, span)
+        if item is None:
+            run.dropped_quotes += 1
+        else:
+            quotes.append((item.record, item.document, span.source_start, span.source_end))
+    return quotes + [(item.record, item.document, item.start, item.end) for item in run.evidence]
+
+
+def _quoted_evidence(evidence: Sequence[Evidence], span: QuoteSpan) -> Evidence | None:
+    """Return the sentence that a quote starts in, if it ends in that or another one chosen."""
+    own = [item for item in evidence if item.record.source_id == span.source_id]
+    if not any(item.start < span.source_end <= item.end for item in own):
+        return None
+    return next((item for item in own if item.start <= span.source_start < item.end), None)
+
+
+def _overlaps(citation: Citation, record: DocumentRecord, start: int, end: int) -> bool:
+    return citation.document_id == record.id and citation.start < end and citation.end > start
 
 
 def _answer_text(run: _Run, citations: Sequence[Citation]) -> str:

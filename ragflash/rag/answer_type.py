@@ -38,12 +38,12 @@ _NUMBER_WORD = re.compile(
     re.IGNORECASE,
 )
 _DATE = re.compile(
-    r"\b(?:1[89]|20)\d\d\b|\b(?:january|february|march|april|may|june|july|august|september|october"
-    r"|november|december)\b",
-    re.IGNORECASE,
+    r"\b(?:1[89]|20)\d\d\b|\b(?:(?i:january|february|march|april|june|july|august|september|october"
+    r"|november|december)|May|MAY)\b"  # not the verb
 )
+_TWO_WORDS = re.compile(r"\b(?=([^\W\d_])([^\W\d_]+) ([^\W\d_]))")
 _SOMEBODY = re.compile(
-    r"\b[A-Z][a-z]+ [A-Z]|\b(?:maintainers?|developers?|teams?|leaders?|secretary|authors?"
+    r"\b(?:maintainers?|developers?|teams?|leaders?|secretary|authors?"
     r"|committee|users?|administrators?|owners?|persons?|people|they|you|we|by the)\b"
 )
 _DIGITS = re.compile(r"\d+")
@@ -68,6 +68,12 @@ def holds(kind: AnswerType, text: str, question: str) -> bool:
         case AnswerType.DATE:
             return _DATE.search(text) is not None
         case AnswerType.PERSON:
-            return _SOMEBODY.search(text) is not None
+            return _SOMEBODY.search(text) is not None or _holds_full_name(text)
         case AnswerType.ANY:
             return True
+
+
+def _holds_full_name(text: str) -> bool:
+    """Whether a capitalised word is followed by a capital."""
+    pairs = _TWO_WORDS.findall(text)
+    return any(a.isupper() and rest.islower() and b.isupper() for a, rest, b in pairs)

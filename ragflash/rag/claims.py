@@ -15,12 +15,13 @@ from ragflash_ingest.sentences import sentences
 
 _MIN_SHARE = 0.7
 _NUMBER = re.compile(r"\d[\d.,:/-]*")
+_NUMBER_JOINT = re.compile(r"[:/-]")
 _NAME = re.compile(r"(?<![.!?]\s)(?<!^)\b[A-Z][\w-]+|\b\w*[_/]\w[\w/]*|\b[A-Z]{2,}\b")
 
 
 def supported_text(written: str, quotes: Sequence[str], question: str) -> str:
     """Return the leading sentences of `written` that are supported; empty when the first is not."""
-    text = " ".join(written.removeprefix("Answer:").split())
+    text = " ".join(written.split()).removeprefix("Answer:").strip()
     basis = normalise(" ".join([*quotes, question])).text
     basis_terms = set(query_weights(basis))
     kept = ""
@@ -39,9 +40,20 @@ def is_supported(sentence: str, basis: str, basis_terms: set[int]) -> bool:
         basis: Quotes and question in match form.
         basis_terms: Terms of `basis`.
     """
-    facts = [fact.rstrip(".,:/-") for fact in _NUMBER.findall(sentence) + _NAME.findall(sentence)]
+    if not _numbers(sentence) <= _numbers(basis):
+        return False
     folded = basis.casefold()
-    if not all(fact.casefold() in folded for fact in facts):
+    if not all(_holds_word(folded, name.casefold()) for name in _NAME.findall(sentence)):
         return False
     own = set(query_weights(sentence))
     return bool(own) and len(own & basis_terms) >= _MIN_SHARE * len(own)
+
+
+def _numbers(text: str) -> set[str]:
+    """Numbers as written, and the parts of ranges, dates and times."""
+    whole = {number.rstrip(".,:/-") for number in _NUMBER.findall(text)}
+    return whole | {part for number in whole for part in _NUMBER_JOINT.split(number)}
+
+
+def _holds_word(text: str, word: str) -> bool:
+    return re.search(rf"(?<!\w){re.escape(word)}(?!\w)", text) is not None

@@ -63,7 +63,10 @@ def read_questions(folder: Path) -> list[EvalQuestion]:
     path = folder / QUESTIONS_NAME
     if not path.is_file():
         raise NotFound(f"{folder} holds no {QUESTIONS_NAME}")
-    lines = path.read_text(encoding="utf-8").splitlines()
+    try:
+        lines = path.read_text(encoding="utf-8").split("\n")
+    except UnicodeDecodeError as error:
+        raise InputError(f"{path} is not UTF-8: {error}") from error
     questions = [_parse(line, number) for number, line in enumerate(lines, 1) if line.strip()]
     if not questions:
         raise InputError(f"{path} holds no question")
@@ -199,17 +202,23 @@ def _share(part: float, whole: int) -> float:
 
 
 def _parse(line: str, number: int) -> EvalQuestion:
+    where = f"{QUESTIONS_NAME} line {number}"
     try:
         fields = json.loads(line)
     except json.JSONDecodeError as error:
-        raise InputError(f"{QUESTIONS_NAME} line {number} is not JSON: {error}") from error
+        raise InputError(f"{where} is not JSON: {error}") from error
     for name, kind in _FIELDS.items():
         if not isinstance(fields, dict) or not isinstance(fields.get(name), kind):
-            raise InputError(f"{QUESTIONS_NAME} line {number}: {name!r} must be a {kind.__name__}")
+            raise InputError(f"{where}: {name!r} must be a {kind.__name__}")
+    if not all(type(page) is int and page >= 1 for page in fields["pages"]):
+        raise InputError(f"{where}: 'pages' must hold page numbers from 1")
+    quote = fields.get("quote")
+    if not isinstance(quote, str | None):
+        raise InputError(f"{where}: 'quote' must be a str or null")
     return EvalQuestion(
         document=fields["document"],
         question=fields["question"],
         answerable=fields["answerable"],
-        pages=tuple(int(page) for page in fields["pages"]),
-        quote=fields.get("quote") or None,
+        pages=tuple(fields["pages"]),
+        quote=quote or None,
     )

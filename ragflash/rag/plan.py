@@ -7,8 +7,8 @@ from ragflash.errors import ContextTooLong, NotFound
 from ragflash.rag.library import Library
 from ragflash.rag.records import AskMode, AskRequest, DocumentRecord, Scope
 
-# Rules, fence, question and quote around the documents, in tokens.
-_FRAME_TOKENS = 600
+# Rules, fence and quote around documents and question, and the lines that name each document.
+_FRAME_TOKENS, _HEAD_TOKENS = 600, 16
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,7 +37,7 @@ def plan(library: Library, engine: EngineClient | None, scope: Scope, request: A
         ContextTooLong: Mode `full` was asked for and does not fit.
     """
     records = _records(library, scope, request)
-    mode, reason = _mode(records, engine, request)
+    mode, reason = _mode(library, engine, scope, records, request)
     context = "retrieved"
     if mode is AskMode.FULL:
         context = "single" if len(records) == 1 else "bundle"
@@ -67,14 +67,22 @@ def _all(library: Library, scope: Scope) -> list[DocumentRecord]:
 
 
 def _mode(
-    records: tuple[DocumentRecord, ...], engine: EngineClient | None, request: AskRequest
+    library: Library,
+    engine: EngineClient | None,
+    scope: Scope,
+    records: tuple[DocumentRecord, ...],
+    request: AskRequest,
 ) -> tuple[AskMode, str]:
     if request.mode is AskMode.RETRIEVE:
         return AskMode.RETRIEVE, "asked for"
     if engine is None:
         return AskMode.RETRIEVE, "no model is used"
-    needed = sum(record.tokens for record in records) + _FRAME_TOKENS + request.max_tokens
     limit = engine.info().context_tokens
+    needed = _FRAME_TOKENS + request.max_tokens + len(engine.tokenize(request.question))
+    needed += sum(record.tokens + _HEAD_TOKENS for record in records)
+    for record in records:
+        if not record.tokens and needed <= limit:  # ingested when no model was there to count
+            needed += len(engine.tokenize(library.document(scope, record.id).text))
     if request.mode is AskMode.FULL:
         if needed > limit:
             raise ContextTooLong(

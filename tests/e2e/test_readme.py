@@ -1,0 +1,16 @@
+"""What the README shows is what the commands print."""
+
+import re
+
+_VARYING = re.compile(r"doc_[0-9a-f…]+|\d+\.\d+ s\b")
+
+
+def settled(output: str) -> list[str]:
+    """Lines of an output without ids and times."""
+    return [_VARYING.sub("*", line.rstrip()) for line in output.strip().splitlines()]
+
+
+def test_the_session_in_the_readme_is_real(session):
+    assert len(session.shown) >= 3
+    for (command, shown), (_, printed) in zip(session.shown, session.printed, strict=True):
+        assert settled(printed) == settled(shown), command

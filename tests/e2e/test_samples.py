@@ -1,0 +1,95 @@
+"""The main job on real documents with the real model: located quotes, right pages, reuse, HTTP."""
+
+import asyncio
+
+import httpx
+import pytest
+
+from ragflash.api.app import api_config, create_app
+from ragflash.api.deps import Services
+from ragflash.cli.parts import SCOPE
+from ragflash.rag import evaluate
+from ragflash.rag.records import AskMode, AskRequest
+from ragflash.settings import load_settings
+
+# Two questions of each document; the last of each pair of the text and the page is not answerable.
+SIX = (3, 9, 19, 21, 24, 28)
+READ_TWICE = ("How do I stop the system from mailing me a confirmation?", "Can I report by e-mail?")
+
+
+def ask_all(story, questions):
+    return asyncio.run(
+        evaluate.ask_all(
+            story.answerer,
+            story.library,
+            SCOPE,
+            questions,
+            story.records,
+            use_engine=True,
+            progress=lambda done, total: None,
+        )
+    )
+
+
+@pytest.mark.timeout(900)
+def test_six_questions_of_the_built_in_set(story):
+    results = ask_all(story, [story.questions[at] for at in SIX])
+    figures = evaluate.metrics(results)
+    assert figures["quote_located_rate"] == 1.0
+    assert figures["citation_page_recall"] >= 0.7
+    for result in results:
+        assert len(result.answer.citations) <= 3
+        assert result.answer.answered == bool(result.answer.citations)
+
+
+@pytest.mark.timeout(600)
+def test_a_document_is_read_once(story):
+    record = story.records["bug-reporting.txt"]
+    first, second = (
+        asyncio.run(story.answerer.answer(SCOPE, AskRequest(text, (record.id,), AskMode.FULL)))
+        for text in READ_TWICE
+    )
+    assert first.answered
+    assert second.answered
+    assert first.timings.engine is not None
+    assert second.timings.engine is not None
+    assert second.usage.cached_tokens >= record.tokens
+    assert second.timings.engine.prompt_n == second.usage.prompt_tokens - second.usage.cached_tokens
+    assert second.timings.engine.forward_rows < first.timings.engine.forward_rows / 10
+
+
+@pytest.mark.timeout(600)
+def test_the_server_gives_the_same_answer(story, tmp_path):
+    question = story.questions[9].question
+    record = story.records["debian-policy.pdf"]
+    request = AskRequest(question, (record.id,), AskMode.RETRIEVE)
+    expected = asyncio.run(story.answerer.answer(SCOPE, request))
+    services = Services(api_config(load_settings(data_dir=tmp_path)))
+    services.provide_library(story.library)
+    services.provide_engine(story.engine, story.answerer)
+
+    async def over_http():
+        transport = httpx.ASGITransport(create_app(services))
+        async with httpx.AsyncClient(transport=transport, base_url="http://localhost") as client:
+            body = {"question": question, "documents": [record.id], "mode": "retrieve"}
+            return await client.post("/v1/ask", json=body)
+
+    reply = asyncio.run(over_http())
+    assert reply.status_code == 200
+    body = reply.json()
+    assert body["answered"]
+    assert body["answer"] == expected.answer
+    quotes = [(c["quote"], c["start"], c["end"]) for c in body["citations"]]
+    assert quotes == [(c.quote, c.start, c.end) for c in expected.citations]
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(3600)
+def test_the_whole_built_in_set(story):
+    results = ask_all(story, story.questions)
+    figures = evaluate.metrics(results)
+    refused = sum(not r.answer.answered for r in results if not r.question.answerable)
+    assert figures["quote_located_rate"] == 1.0
+    assert figures["citation_page_recall"] >= 0.7
+    assert refused >= 4
+    assert figures["false_refusal_rate"] <= 0.2
