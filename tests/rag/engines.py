@@ -32,9 +32,7 @@ TIMINGS = Timings(1.0, 30, 10, 20.0, 4, 40.0, 21.0, 3, 2, 33)
 
 def segments(request: GenerateRequest) -> list[tuple[str, TextSegment]]:
     """All segments of a prompt in order, each with the role of its message."""
-    return [
-        (message.role, segment) for message in request.messages for segment in message.segments
-    ]
+    return [(message.role, segment) for message in request.messages for segment in message.segments]
 
 
 def documents(request: GenerateRequest) -> list[TextSegment]:
