@@ -1,79 +1,181 @@
 """What kind of thing a question asks for, and whether a text holds one.
 
-"How many …" wants a number, "in which year …" a date, "who …" somebody. A quote without one cannot
-be
-the answer, however well its words match. English questions only; others ask for anything.
+"How many days …" wants a number of days, "how often …" a frequency, "in which year …" a date,
+"who …" somebody. A quote without one cannot be the answer, however well its words match. English
+questions only; others ask for anything.
 """
 
 import re
+from dataclasses import dataclass
 from enum import StrEnum
+
+from ragflash.rag.sparse import document_vector
+
+_SPELT = """
+    one two three four five six seven eight nine ten eleven twelve fifteen twenty thirty forty fifty
+    sixty ninety hundred thousand million billion dozen half single both no none zero
+"""
+_NUMBER = re.compile(rf"\d[\d.,]*|\b(?:{'|'.join(_SPELT.split())})\b", re.IGNORECASE)
+# Numbers that count nothing: of headings, sections, pages and versions.
+_REFERENCE = re.compile(
+    r"^\s*\d+(?:\.\d+)+\.?(?=\s)|\b(?:section|chapter|appendix|figure|table|page|version|release|step|bug)"
+    r" #?[\d.]+",
+    re.IGNORECASE,
+)
+_WORD = re.compile(r"[\w%$€£]+")
+# A unit stands at most that many words behind its number: "five of the principal authors".
+_REACH_WORDS = 4
+
+_TIME = "second minute hour day week month year decade millisecond microsecond moment ms"
+_SIZE = "byte bit kb mb gb tb kib mib gib kilobyte megabyte gigabyte page block pixel inch cm mm"
+_LENGTH = "character letter word line column byte token inch cm mm metre meter km page"
+_MONEY = "dollar euro pound cent usd eur $ € £"
+_PEOPLE = (
+    "people person member developer user attendee participant author subscriber voter maintainer"
+)
+_FAMILIES = tuple(
+    frozenset(names.split()) for names in (_TIME, _SIZE, _LENGTH, _MONEY, _PEOPLE, "percent % pct")
+)
+_OFTEN = re.compile(
+    r"\b(?:once|twice|thrice|daily|weekly|monthly|yearly|annually|hourly|nightly|every|each|per"
+    r"|times?|never|always)\b",
+    re.IGNORECASE,
+)
+_BOUND = re.compile(
+    r"\b(?:at (?:most|least)|up to|no (?:more|less|fewer)|not (?:exceed|more)|exceed\w*|maxim\w+"
+    r"|minim\w+|limit\w*|under|below|above|over|than|only|between|restricted|until|unlimited|from"
+    r"|largest|smallest|shorter|longer|default\w*|should|must|current\w*)\b",
+    re.IGNORECASE,
+)
+_DATE = re.compile(
+    r"\b(?:1[89]|20)\d\d\b|\b(?:january|february|march|april|may|june|july|august|september|october"
+    r"|november|december)\b",
+    re.IGNORECASE,
+)
+_SOMEBODY = re.compile(
+    r"\b[A-Z][a-z]+ [A-Z]|\b(?:maintainers?|developers?|teams?|leaders?|secretary|authors?"
+    r"|committee|users?|administrators?|owners?|members?)\b"
+)
 
 
 class AnswerType(StrEnum):
     """Kind of answer that a question calls for."""
 
-    NUMBER = "number"
+    COUNT = "count"
+    DURATION = "duration"
+    AMOUNT = "amount"
+    FREQUENCY = "frequency"
+    BOUND = "bound"
+    PORT = "port"
     DATE = "date"
     PERSON = "person"
     ANY = "any"
 
 
 _ASKS = {
-    AnswerType.DATE: re.compile(
-        r"\b(?:what|which) (?:year|date|day|month)\b|^when (?:was|did|were)\b", re.IGNORECASE
-    ),
-    AnswerType.NUMBER: re.compile(
-        r"\bhow (?:many|much|long|often|large|big|high|old|few|fast|far|deep|small)\b"
-        r"|\b(?:what|which) (?:number|percentage|share|size|amount|port)\b"
-        r"|\b(?:maximum|minimum|at most|at least|largest|biggest|smallest)\b"
-        r"|\bdefault (?:size|value|number|timeout|port)\b",
-        re.IGNORECASE,
-    ),
-    AnswerType.PERSON: re.compile(r"^who(?:se|m)?\b", re.IGNORECASE),
+    AnswerType.DATE: r"\b(?:what|which) (?:year|date|day|month)\b|^when (?:was|did|were)\b",
+    AnswerType.FREQUENCY: r"\bhow (?:often|frequently|many times)\b",
+    AnswerType.COUNT: r"\bhow (?:many|few)\b|\b(?:what|which|how many) percent\w*\b",
+    AnswerType.DURATION: r"\bhow (?:long|old|much time)\b",
+    AnswerType.AMOUNT: r"\bhow (?:much|large|big|high|fast|far|deep|small|tall|wide|heavy)\b",
+    AnswerType.BOUND: r"\b(?:maximum|minimum|at most|at least|largest|biggest|smallest|highest"
+    r"|lowest|longest|shortest)\b|\b(?:what|which) (?:number|share|size|amount)\b"
+    r"|\bdefault (?:size|value|number|timeout)\b",
+    AnswerType.PORT: r"\bwhich port\b|\bwhat port\b|\bport number\b",
+    AnswerType.PERSON: r"^who(?:se|m)?\b",
 }
-_NUMBER_WORD = re.compile(
-    r"\b(?:one|two|three|four|five|six|seven|eight|nine|ten|eleven|twelve|once|twice|dozen|hundred"
-    r"|thousand|million|half|single|double|daily|weekly|monthly|yearly|hourly|first|second|third"
-    r"|no|never|always|every)\b",
-    re.IGNORECASE,
-)
-_DATE = re.compile(
-    r"\b(?:1[89]|20)\d\d\b|\b(?:(?i:january|february|march|april|june|july|august|september|october"
-    r"|november|december)|May|MAY)\b"  # not the verb
-)
-_TWO_WORDS = re.compile(r"\b(?=([^\W\d_])([^\W\d_]+) ([^\W\d_]))")
-_SOMEBODY = re.compile(
-    r"\b(?:maintainers?|developers?|teams?|leaders?|secretary|authors?"
-    r"|committee|users?|administrators?|owners?|persons?|people|they|you|we|by the)\b"
-)
-_DIGITS = re.compile(r"\d+")
+_PATTERNS = {kind: re.compile(pattern, re.IGNORECASE) for kind, pattern in _ASKS.items()}
+# What a text must hold beside, or instead of, a number.
+_MARKS = {
+    AnswerType.DATE: _DATE,
+    AnswerType.PERSON: _SOMEBODY,
+    AnswerType.FREQUENCY: _OFTEN,
+    AnswerType.BOUND: _BOUND,
+}
+_WITHOUT_NUMBER = {AnswerType.ANY, AnswerType.DATE, AnswerType.PERSON, AnswerType.FREQUENCY}
+_COUNTED = re.compile(r"\bhow (?:many|few) (?P<words>(?:[\w-]+ ?){1,4})", re.IGNORECASE)
+_NOT_COUNTED_WORDS = """
+    do does did can could may might must should will would is are was were have has had of the a in
+    on at to for per there i you we they different other more new
+"""
+_NOT_COUNTED = frozenset(_NOT_COUNTED_WORDS.split())
 
 
-def expected(question: str) -> AnswerType:
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """What a question asks for.
+
+    Attributes:
+        units: For a number: words that say of what, one family or the counted noun.
+        known: Numbers that the question itself names.
+    """
+
+    kind: AnswerType
+    units: frozenset[str] = frozenset()
+    known: frozenset[str] = frozenset()
+
+
+def expected(question: str) -> Asked:
     """Tell what a question asks for."""
     stripped = question.strip()
-    for kind, pattern in _ASKS.items():
+    known = frozenset(re.findall(r"\d+", stripped))
+    for kind, pattern in _PATTERNS.items():
         if pattern.search(stripped):
-            return kind
-    return AnswerType.ANY
+            return Asked(kind, _units(kind, stripped), known)
+    return Asked(AnswerType.ANY)
 
 
-def holds(kind: AnswerType, text: str, question: str) -> bool:
-    """Whether a text has something of the kind asked for; numbers of the question do not count."""
-    match kind:
-        case AnswerType.NUMBER:
-            known = set(_DIGITS.findall(question))
-            fresh = any(number not in known for number in _DIGITS.findall(text))
-            return fresh or _NUMBER_WORD.search(text) is not None
-        case AnswerType.DATE:
-            return _DATE.search(text) is not None
-        case AnswerType.PERSON:
-            return _SOMEBODY.search(text) is not None or _holds_full_name(text)
-        case AnswerType.ANY:
-            return True
+def holds(asked: Asked, text: str) -> bool:
+    """Whether a text has something of the kind asked for."""
+    pattern = _MARKS.get(asked.kind)
+    if pattern is not None and pattern.search(text) is None:
+        return False
+    if asked.kind in _WITHOUT_NUMBER:
+        return True
+    return any(_fits(asked.units, following) for following in _after_numbers(asked, text))
 
 
-def _holds_full_name(text: str) -> bool:
-    """Whether a capitalised word is followed by a capital."""
-    pairs = _TWO_WORDS.findall(text)
-    return any(a.isupper() and rest.islower() and b.isupper() for a, rest, b in pairs)
+def _units(kind: AnswerType, question: str) -> frozenset[str]:
+    if kind is AnswerType.DURATION:
+        return frozenset(f"{_TIME} {_LENGTH}".split())
+    if kind is AnswerType.AMOUNT:
+        return frozenset(f"{_TIME} {_SIZE} {_LENGTH} {_MONEY} percent %".split())
+    if kind is not AnswerType.COUNT:
+        return frozenset()
+    counted = _COUNTED.search(question)
+    words = counted["words"].lower().split() if counted else ["percent"]
+    nouns = []
+    for word in words:
+        if word in _NOT_COUNTED:
+            break
+        nouns.append(_singular(word))
+    for family in _FAMILIES:
+        if family & set(nouns):
+            return family
+    return frozenset(nouns)
+
+
+def _after_numbers(asked: Asked, text: str) -> list[list[str]]:
+    """List the words that follow each number that the question does not name."""
+    found = []
+    text = _REFERENCE.sub(lambda match: " " * len(match.group()), text)
+    for match in _NUMBER.finditer(text):
+        number = match.group().rstrip(".,")
+        if number not in asked.known:
+            following = _WORD.findall(text[match.end() : match.end() + 60])
+            found.append([_singular(word) for word in following[:_REACH_WORDS]])
+    return found
+
+
+def _fits(units: frozenset[str], following: list[str]) -> bool:
+    if not units:
+        return True
+    if units & set(following):
+        return True
+    wanted = {term for unit in units for term in document_vector(unit)}
+    return any(wanted & document_vector(word).keys() for word in following)
+
+
+def _singular(word: str) -> str:
+    word = word.lower()
+    return word[:-1] if len(word) > 3 and word.endswith("s") and not word.endswith("ss") else word

@@ -32,9 +32,9 @@ WINDOWS = 24
 
 _SENTENCE, _WINDOW, _PASSAGE = 1.0, 0.5, 0.5
 _SENTENCE_WORDS, _PASSAGE_WORDS = 0.3, 0.3
-_WORDS_MET, _KIND, _GAIN = 0.5, 0.2, 0.3
+_WORDS_MET, _KIND, _GAIN = 0.5, 0.1, 0.3
 _KEEP_WITHIN = 0.3
-_MIN_WORST_WORD = 0.25
+_MIN_WORST_WORD = 0.22
 
 _UNASKED_WORDS = """
     a an the of to in on for and or is are was were be been do does did can could may might must
@@ -124,11 +124,11 @@ def gather(
     ]
     best = sorted(weighed, key=lambda candidate: -candidate.weight)[:WINDOWS]
     asked, *windows = library.embed_tokens([question, *(candidate.window for candidate in best)])
-    kind = expected(question)
+    asked_for = expected(question)
     evidence = []
     for candidate, window in zip(best, windows, strict=True):
         met = _words_met(asked, window)
-        is_kind = holds(kind, candidate.text, question)
+        is_kind = holds(asked_for, candidate.text)
         weight = candidate.weight + _WINDOW * float(vectors[0] @ _mean(window.vectors))
         weight += _WORDS_MET * float(met.mean()) - (0.0 if is_kind else _KIND)
         evidence.append(_evidence(candidate, weight, float(met.min()), is_kind=is_kind))
