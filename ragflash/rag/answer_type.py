@@ -30,6 +30,7 @@ _TIME = "second minute hour day week month year decade millisecond microsecond m
 _SIZE = "byte bit kb mb gb tb kib mib gib kilobyte megabyte gigabyte page block pixel inch cm mm"
 _LENGTH = "character letter word line column byte token inch cm mm metre meter km page"
 _MONEY = "dollar euro pound cent usd eur $ € £"
+_SIGNS = frozenset("$€£")
 _PEOPLE = (
     "people person member developer user attendee participant author subscriber voter maintainer"
 )
@@ -48,12 +49,13 @@ _BOUND = re.compile(
     re.IGNORECASE,
 )
 _DATE = re.compile(
-    r"\b(?:1[89]|20)\d\d\b|\b(?:january|february|march|april|may|june|july|august|september|october"
-    r"|november|december)\b",
-    re.IGNORECASE,
+    r"\b(?:1[89]|20)\d\d\b|\b(?:(?i:january|february|march|april|june|july|august|september|october"
+    r"|november|december)|May|MAY)\b"  # not the verb
 )
+_CAPITAL, _SMALL = "[A-ZÀ-ÖØ-Þ]", "[a-zß-öø-ÿ]"
 _SOMEBODY = re.compile(
-    r"\b[A-Z][a-z]+ [A-Z]|\b(?:maintainers?|developers?|teams?|leaders?|secretary|authors?"
+    rf"\b{_CAPITAL}{_SMALL}+ {_CAPITAL}"
+    r"|\b(?:maintainers?|developers?|teams?|leaders?|secretary|authors?"
     r"|committee|users?|administrators?|owners?|members?)\b"
 )
 
@@ -156,14 +158,16 @@ def _units(kind: AnswerType, question: str) -> frozenset[str]:
 
 
 def _after_numbers(asked: Asked, text: str) -> list[list[str]]:
-    """List the words that follow each number that the question does not name."""
+    """List the words behind each number that the question does not name, and a sign before it."""
     found = []
     text = _REFERENCE.sub(lambda match: " " * len(match.group()), text)
     for match in _NUMBER.finditer(text):
         number = match.group().rstrip(".,")
         if number not in asked.known:
             following = _WORD.findall(text[match.end() : match.end() + 60])
-            found.append([_singular(word) for word in following[:_REACH_WORDS]])
+            words = [_singular(word) for word in following[:_REACH_WORDS]]
+            sign = text[max(match.start() - 1, 0) : match.start()]
+            found.append([sign, *words] if sign in _SIGNS else words)
     return found
 
 

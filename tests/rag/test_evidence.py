@@ -188,11 +188,11 @@ def test_a_window_stays_inside_its_passage():
 
 
 def test_the_kind_of_answer_is_weighed():
-    shelf = Shelf(a="The pump has a warranty of 2 years. The pump has a warranty of many years.")
+    shelf = Shelf(a="The pump has a warranty of 2 years. The pump has a warranty of good years.")
     found = shelf.gather("How many years is the warranty of the pump?")
     assert {item.text[-9:]: item.is_kind for item in found} == {
         " 2 years.": True,
-        "ny years.": False,
+        "od years.": False,
     }
     assert found[0].is_kind
 
@@ -233,8 +233,8 @@ def test_nothing_is_kept_when_the_best_lacks_the_kind():
 
 
 def test_nothing_is_kept_when_every_window_leaves_a_word_unmet():
-    assert select([weighed(2.0, worst=0.2), weighed(1.9, worst=0.24)], 3) == []
-    assert len(select([weighed(2.0, worst=0.2), weighed(1.9, worst=0.26)], 3)) == 2
+    assert select([weighed(2.0, worst=0.05), weighed(1.9, worst=0.1)], 3) == []
+    assert len(select([weighed(2.0, worst=0.05), weighed(1.9, worst=0.9)], 3)) == 2
 
 
 def test_only_the_best_windows_can_meet_a_word():
