@@ -13,7 +13,7 @@ from ragflash.rag.database import Database
 from ragflash.rag.embed import Embedder
 from ragflash.rag.erase import Eraser
 from ragflash.rag.files import FileStore, FolderLock, storage_errors
-from ragflash.rag.index import QdrantEdgeIndex
+from ragflash.rag.index_edge import QdrantEdgeIndex
 from ragflash.rag.ingest import DocumentParser, Ingestor
 from ragflash.rag.jobs import JobTable, JobWorker
 from ragflash.rag.retrieve import Retriever

@@ -2,7 +2,8 @@ import numpy as np
 import pytest
 
 from ragflash.errors import StorageError, VectorStoreUnavailable
-from ragflash.rag.index import BATCH_POINTS, QdrantEdgeIndex, VectorFilter, VectorPoint
+from ragflash.rag.index import BATCH_POINTS, VectorFilter, VectorPoint
+from ragflash.rag.index_edge import QdrantEdgeIndex
 
 
 def point(document: str, chunk: int = 0, collection: str = "c", **sparse: float) -> VectorPoint:
