@@ -4,11 +4,14 @@ Clients of all ages send keys that nobody knows: these are ignored. A key that w
 answer and cannot be honoured is refused by name.
 """
 
+from collections.abc import Sequence
 from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
 from ragflash.api.schemas import EngineTimingsOut
+from ragflash.engine.choices import MAX_CHOICES
+from ragflash.engine.logprobs import MAX_TOP, Candidate, TokenLogprob
 from ragflash.engine.request import (
     ChatMessage,
     FinishReason,
@@ -92,11 +95,12 @@ class ChatBody(_Lenient):
     repetition_penalty: float | None = None
     seed: int | None = None
     stop: str | list[str] | None = None
-    n: int | None = None
+    n: Annotated[int, Field(ge=1, le=MAX_CHOICES)] | None = None
     tools: list[Any] | None = None
     functions: list[Any] | None = None
     logprobs: bool | None = None
-    logit_bias: dict[str, float] | None = None
+    top_logprobs: Annotated[int, Field(ge=0, le=MAX_TOP)] | None = None
+    logit_bias: dict[int, float] | None = None
     response_format: ResponseFormat | None = None
 
     @property
@@ -114,28 +118,25 @@ class ChatBody(_Lenient):
         chosen = {
             name: value
             for name in SamplingParams.__dataclass_fields__
-            if (value := getattr(self, name)) is not None
+            if name != "logit_bias" and (value := getattr(self, name)) is not None
         }
+        bias = tuple(sorted((self.logit_bias or {}).items()))
         return GenerateRequest(
             id=request_id,
             messages=_messages(self.messages),
             namespace=namespace,
             max_tokens=self.max_completion_tokens or self.max_tokens or DEFAULT_MAX_TOKENS,
             stop=_stop(self.stop),
-            sampling=SamplingParams(**chosen),
+            sampling=SamplingParams(**chosen, logit_bias=bias),
+            logprobs=bool(self.logprobs),
+            top_logprobs=self.top_logprobs or 0,
         )
 
     def _refuse(self) -> None:
-        if self.n not in {None, 1}:
-            raise InputError(f"n = {self.n} is not supported: one choice is made a request")
         if self.tools or self.functions:
             raise ConstraintUnsupported(
                 "tools are not supported by this server; send none or an empty list"
             )
-        if self.logprobs:
-            raise InputError("logprobs are not supported")
-        if self.logit_bias:
-            raise InputError("logit_bias is not supported")
         if self.response_format is not None and self.response_format.type != "text":
             raise ConstraintUnsupported(
                 f"response_format {self.response_format.type!r} is not supported; only 'text' is"
@@ -178,6 +179,23 @@ def usage_body(usage: Usage) -> dict[str, Any]:
         "completion_tokens": usage.completion_tokens,
         "total_tokens": usage.prompt_tokens + usage.completion_tokens,
         "prompt_tokens_details": {"cached_tokens": usage.cached_tokens},
+    }
+
+
+def logprobs_body(logprobs: Sequence[TokenLogprob]) -> dict[str, Any]:
+    """Spell log-probabilities as OpenAI does."""
+    content = [
+        _candidate(each.chosen) | {"top_logprobs": [_candidate(other) for other in each.top]}
+        for each in logprobs
+    ]
+    return {"content": content, "refusal": None}
+
+
+def _candidate(candidate: Candidate) -> dict[str, Any]:
+    return {
+        "token": candidate.data.decode("utf-8", errors="replace"),
+        "logprob": candidate.logprob,
+        "bytes": list(candidate.data) or None,  # a control token has none
     }
 
 

@@ -22,6 +22,7 @@ from ragflash.engine.request import (
     Finished,
     GenerateRequest,
     Request,
+    SamplingParams,
     Scored,
     ScoreRequest,
 )
@@ -140,6 +141,9 @@ class EngineClient:
         targets: tuple[tuple[int, ...], ...] = ()
         if isinstance(request, GenerateRequest):
             max_tokens = self._clamped(prompt, request.max_tokens)
+            self._check_bias(request.sampling)
+            if request.keep_prompt:
+                prompt = prompt.with_last_token_apart()
             if request.constraint is not None:
                 cursor = compile_constraint(
                     request.constraint, prompt, self._tokenizer, self._token_bytes
@@ -152,6 +156,14 @@ class EngineClient:
         if max_tokens < 0:
             raise InputError(f"max_tokens = {max_tokens} is negative")
         return min(max_tokens, self._room(prompt, 1))
+
+    def _check_bias(self, sampling: SamplingParams) -> None:
+        for token_id, _ in sampling.logit_bias:
+            if not 0 <= token_id < len(self._token_bytes):
+                raise InputError(
+                    f"logit_bias names token {token_id}; the model's are 0 to "
+                    f"{len(self._token_bytes) - 1}"
+                )
 
     def _targets(
         self, prompt: CompiledPrompt, request: ScoreRequest

@@ -10,8 +10,8 @@ from dataclasses import dataclass
 
 import torch
 
-from ragflash.engine import sampler
 from ragflash.engine.batch import Rows
+from ragflash.engine.chooser import Chooser
 from ragflash.engine.job import Job
 from ragflash.engine.output import Output
 from ragflash.engine.request import (
@@ -97,6 +97,7 @@ class EngineCore:
                 cursor=job.cursor,
                 stop_ids=self._vocabulary.stop_ids,
                 token_bytes=self._vocabulary.token_bytes,
+                num_top=request.top_logprobs if request.logprobs else None,
             )
             if self._drafter_factory is not None and request.draft is DraftMode.AUTO:
                 drafter = self._drafter_factory()
@@ -197,8 +198,8 @@ class EngineCore:
         if sequence.output is None:
             sequence.add_score(_logprob(logits, sequence.target or ()))
             return 0
-        choose = _chooser(sequence, logits)
-        accepted = verify_chain(rows.draft, choose, sequence.append)
+        chooser = Chooser(sequence, logits)
+        accepted = verify_chain(rows.draft, chooser.choose, chooser.emit)
         if rows.draft and sequence.drafter is not None:
             sequence.drafter.observe(len(rows.draft), accepted)
             sequence.counters.drafted += len(rows.draft)
@@ -251,7 +252,7 @@ class EngineCore:
             output.end(FinishReason.LENGTH)
         text = output.take_text()
         if text:
-            self._send(sequence, [Delta(sequence.id, text)])
+            self._send(sequence, [Delta(sequence.id, text, output.take_logprobs())])
         if output.reason is not None:
             self._retire(sequence, sequence.finish(output.reason))
 
@@ -262,28 +263,6 @@ class EngineCore:
     def _send(self, sequence: Sequence, events: Run[Event]) -> None:
         for event in events:
             sequence.job.emit(event)
-
-
-def _chooser(sequence: Sequence, logits: torch.Tensor) -> Callable[[int], int]:
-    """Return the function that picks the token after a row, given all emitted before."""
-    output, params = sequence.output, sequence.sampling
-    assert output is not None
-    if output.cursor is None and sampler.is_plain_greedy(params):
-        largest: list[int] = logits.argmax(dim=-1).tolist()
-        return largest.__getitem__
-
-    def choose(row: int) -> int:
-        return sampler.choose(
-            logits[row],
-            params,
-            seed=sequence.seed,
-            position=len(sequence.tokens),
-            prompt_ids=sequence.prompt_ids,
-            output=output.token_ids,
-            mask=output.cursor.mask() if output.cursor is not None else None,
-        )
-
-    return choose
 
 
 def _logprob(logits: torch.Tensor, target: Run[int]) -> float:

@@ -1,8 +1,10 @@
 """The output of one request as it grows: tokens, text, and the reason why it ended."""
 
+from bisect import bisect_left
 from collections.abc import Iterable, Sequence
 
 from ragflash.engine.constrain import Cursor
+from ragflash.engine.logprobs import Candidate, TokenLogprob
 from ragflash.engine.request import FinishReason, QuoteSpan
 from ragflash.engine.stop import StopMatcher
 from ragflash.engine.text import IncrementalDecoder
@@ -17,6 +19,9 @@ class Output:
         token_ids: All tokens, the one that ended the output included.
         reason: Why it ended; `None` while it grows.
         num_forced: Tokens that the constraint alone decided.
+        num_top: Likeliest tokens wanted with each log-probability; `None` wants none of these.
+        logprobs: Of all tokens, when wanted.
+        token_bytes: Of every token id.
     """
 
     def __init__(
@@ -27,18 +32,25 @@ class Output:
         cursor: Cursor | None,
         stop_ids: frozenset[int],
         token_bytes: Sequence[bytes],
+        num_top: int | None = None,
     ) -> None:
         self.token_ids: list[int] = []
         self.reason: FinishReason | None = None
         self.num_forced = 0
         self.cursor = cursor
         self.max_tokens = max_tokens
+        self.num_top = num_top
+        self.logprobs: list[TokenLogprob] = []
+        self.token_bytes = token_bytes
         self._stop_ids = stop_ids
-        self._token_bytes = token_bytes
         self._decoder = IncrementalDecoder()
         self._matcher = StopMatcher(stop)
         self._shown: list[str] = []
         self._fresh: list[str] = []
+        self._num_shown_characters = 0
+        self._num_decoded_characters = 0
+        self._starts: list[int] = []  # character that each token starts at, stop tokens left out
+        self._num_told = 0
 
     @property
     def num_left(self) -> int:
@@ -50,10 +62,17 @@ class Output:
         """All text that may be shown."""
         return "".join(self._shown)
 
-    def append(self, token_id: int) -> bool:
-        """Take a token; return whether more may follow."""
+    @property
+    def num_shown(self) -> int:
+        """Tokens whose first character is shown."""
+        return bisect_left(self._starts, self._num_shown_characters)
+
+    def append(self, token_id: int, logprob: TokenLogprob | None = None) -> bool:
+        """Take a token, with its log-probability when wanted; return whether more may follow."""
         assert self.reason is None, "a token after the end"
         self.token_ids.append(token_id)
+        if logprob is not None:
+            self.logprobs.append(logprob)
         self._end(self._take(token_id))
         return self.reason is None
 
@@ -65,7 +84,7 @@ class Output:
         taken = 0
         for token_id in forced:
             taken += 1
-            if not self.append(token_id):
+            if not self.append(token_id, self._certainty(token_id)):
                 break
         self.num_forced += taken
         return forced[:taken]
@@ -79,6 +98,11 @@ class Output:
         text = "".join(self._fresh)
         self._fresh.clear()
         return text
+
+    def take_logprobs(self) -> tuple[TokenLogprob, ...]:
+        """Return those of tokens that became visible since the last call."""
+        start, self._num_told = self._num_told, self.num_shown
+        return tuple(self.logprobs[start : self._num_told])
 
     def quotes(self, source_ids: Sequence[str]) -> tuple[QuoteSpan, ...]:
         """Return where the shown text copies sources, given the prompt's names of them."""
@@ -96,8 +120,14 @@ class Output:
         return tuple(spans)
 
     def _decoded(self, token_ids: Iterable[int]) -> str:
-        data = b"".join(self._token_bytes[token_id] for token_id in token_ids)
+        data = b"".join(self.token_bytes[token_id] for token_id in token_ids)
         return data.decode("utf-8", errors="replace")
+
+    def _certainty(self, token_id: int) -> TokenLogprob | None:
+        if self.num_top is None:
+            return None
+        certain = Candidate(token_id, self.token_bytes[token_id], 0.0)
+        return TokenLogprob(certain, (certain,) if self.num_top else ())
 
     def _take(self, token_id: int) -> FinishReason | None:
         cursor = self.cursor
@@ -106,7 +136,10 @@ class Output:
             return FinishReason.CONSTRAINT if ends_well else FinishReason.STOP
         if cursor is not None:
             cursor.advance((token_id,))
-        self._show(self._matcher.feed(self._decoder.feed(self._token_bytes[token_id])))
+        self._starts.append(self._num_decoded_characters)
+        decoded = self._decoder.feed(self.token_bytes[token_id])
+        self._num_decoded_characters += len(decoded)
+        self._show(self._matcher.feed(decoded))
         if self._matcher.found:
             return FinishReason.STOP
         if cursor is not None and cursor.is_done:
@@ -124,3 +157,4 @@ class Output:
         if text:
             self._shown.append(text)
             self._fresh.append(text)
+            self._num_shown_characters += len(text)

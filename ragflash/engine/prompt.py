@@ -5,7 +5,7 @@ on the caller's thread.
 """
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import accumulate
 
 import numpy as np
@@ -78,6 +78,20 @@ class CompiledPrompt:
     def ends(self) -> tuple[int, ...]:
         """Number of tokens up to the end of each segment."""
         return tuple(accumulate(len(segment.token_ids) for segment in self.segments))
+
+    def with_last_token_apart(self) -> "CompiledPrompt":
+        """Return the same tokens in segments that are all stored but for the last token."""
+        *before, last = self.segments
+        if len(last.token_ids) > 1:
+            before.append(replace(last, token_ids=last.token_ids[:-1]))
+            last = replace(last, token_ids=last.token_ids[-1:])
+        stored = (
+            replace(segment, kind=SegmentKind.CONVERSATION)
+            if segment.kind is SegmentKind.QUESTION
+            else segment
+            for segment in before
+        )
+        return replace(self, segments=(*stored, last))
 
 
 def compile_prompt(

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Union
 
+from ragflash.engine.logprobs import MAX_TOP, TokenLogprob
 from ragflash.errors import InputError, RagflashError
 
 
@@ -73,6 +74,7 @@ class SamplingParams:
         presence_penalty: Over the output, 0 is off.
         frequency_penalty: Over the output, 0 is off.
         seed: Same seed, same draws, whatever else runs beside; `None` draws one.
+        logit_bias: Token ids and what is added to their logits, in [-100, 100].
     """
 
     temperature: float = 0.0
@@ -83,6 +85,7 @@ class SamplingParams:
     presence_penalty: float = 0.0
     frequency_penalty: float = 0.0
     seed: int | None = None
+    logit_bias: tuple[tuple[int, float], ...] = ()
 
     def __post_init__(self) -> None:
         """Raise `InputError` for a value outside its range."""
@@ -94,6 +97,7 @@ class SamplingParams:
             "repetition_penalty": 0.0 < self.repetition_penalty <= 100.0,
             "presence_penalty": -2.0 <= self.presence_penalty <= 2.0,
             "frequency_penalty": -2.0 <= self.frequency_penalty <= 2.0,
+            "logit_bias": all(-100.0 <= bias <= 100.0 for _, bias in self.logit_bias),
         }
         for name, holds in checks.items():
             if not holds:
@@ -171,6 +175,10 @@ class GenerateRequest:
         stop: The text ends before the first occurrence of any of these.
         constraint: `None` is free text.
         cache: Whether segments of this prompt are kept for later requests.
+        keep_prompt: Whether requests of the same prompt follow: all of it but its last token is
+            kept for them.
+        logprobs: Whether the log-probabilities of the output's tokens are wanted.
+        top_logprobs: With those of as many likeliest tokens, 0 to 20.
     """
 
     id: str
@@ -182,6 +190,16 @@ class GenerateRequest:
     constraint: Constraint | None = None
     draft: DraftMode = DraftMode.AUTO
     cache: bool = True
+    keep_prompt: bool = False
+    logprobs: bool = False
+    top_logprobs: int = 0
+
+    def __post_init__(self) -> None:
+        """Raise `InputError` for a number of log-probabilities outside its range."""
+        if not 0 <= self.top_logprobs <= MAX_TOP:
+            raise InputError(f"top_logprobs = {self.top_logprobs} is not between 0 and {MAX_TOP}")
+        if self.top_logprobs and not self.logprobs:
+            raise InputError("top_logprobs are given with logprobs alone: ask for both")
 
 
 @dataclass(frozen=True, slots=True)
@@ -279,10 +297,15 @@ class PrefillProgress:
 
 @dataclass(frozen=True, slots=True)
 class Delta:
-    """New text; the texts of all deltas joined are the output, and each is valid Unicode."""
+    """New text; the texts of all deltas joined are the output, and each is valid Unicode.
+
+    Attributes:
+        logprobs: Of the tokens whose first character is in it, when asked for.
+    """
 
     request_id: str
     text: str
+    logprobs: tuple[TokenLogprob, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -307,7 +330,12 @@ class Scored:
 
 @dataclass(frozen=True, slots=True)
 class Finished:
-    """Terminal: the request is done and `text` is the whole output."""
+    """Terminal: the request is done and `text` is the whole output.
+
+    Attributes:
+        num_shown: Tokens that `text` shows something of: all but those of a stop.
+        logprobs: Of all tokens, when asked for.
+    """
 
     request_id: str
     text: str
@@ -317,6 +345,8 @@ class Finished:
     timings: Timings
     miss_reason: CacheMiss | None
     quotes: tuple[QuoteSpan, ...] = ()
+    num_shown: int = 0
+    logprobs: tuple[TokenLogprob, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,6 +5,7 @@ decoding all call it for one row at a time, given exactly the tokens that were e
 row.
 """
 
+import math
 from collections.abc import Sequence
 
 import numpy as np
@@ -16,7 +17,7 @@ from ragflash.engine.request import SamplingParams
 
 def is_plain_greedy(params: SamplingParams) -> bool:
     """Tell whether the next token is simply the largest logit."""
-    return params.temperature == 0.0 and not _has_penalties(params)
+    return params.temperature == 0.0 and not params.logit_bias and not _has_penalties(params)
 
 
 def choose(
@@ -60,14 +61,10 @@ def probabilities(
 ) -> torch.Tensor:
     """Return the distribution `[V]` that the next token is drawn from.
 
-    In order: penalties, mask, temperature, top-k, top-p, min-p. At temperature 0 all weight is on
-    the largest logit.
+    In order: penalties, bias, mask, temperature, top-k, top-p, min-p. At temperature 0 all weight
+    is on the largest logit.
     """
-    logits = logits.float()
-    if _has_penalties(params):
-        logits = _penalise(logits, params, prompt_ids, output)
-    if mask is not None:
-        logits = _masked(logits, mask)
+    logits = _adjusted(logits, params, prompt_ids, output, mask)
     if params.temperature == 0.0:
         return torch.nn.functional.one_hot(logits.argmax(), len(logits)).float()
     p = torch.softmax(logits / params.temperature, dim=-1)
@@ -78,6 +75,27 @@ def probabilities(
     if params.min_p > 0.0:
         p = torch.where(p >= params.min_p * p.max(), p, 0.0)
     return p / p.sum()
+
+
+def log_probabilities(
+    logits: torch.Tensor,
+    params: SamplingParams,
+    *,
+    prompt_ids: Ids,
+    output: Sequence[int],
+    mask: TokenMask | None = None,
+) -> torch.Tensor:
+    """Return `[V]` f64 in nats, of the distribution that temperature and cuts are applied to."""
+    adjusted = _adjusted(logits, params, prompt_ids, output, mask)
+    return torch.log_softmax(adjusted.double(), dim=-1)
+
+
+def likeliest(logprobs: torch.Tensor, k: int) -> list[tuple[int, float]]:
+    """Return the `k` likeliest tokens that are possible at all, likeliest first."""
+    values, ids = torch.topk(logprobs, min(k, len(logprobs)))
+    pairs = zip(ids.tolist(), values.tolist(), strict=True)
+    possible = [pair for pair in pairs if pair[1] > -math.inf]
+    return sorted(possible, key=lambda pair: (-pair[1], pair[0]))
 
 
 def uniform(seed: int, position: int) -> float:
@@ -91,6 +109,21 @@ def draw(p: torch.Tensor, u: float) -> int:
     cumulative = p.double().cumsum(dim=-1)
     at = int(torch.searchsorted(cumulative, u * float(cumulative[-1]), right=True))
     return min(at, int(p.nonzero()[-1]))
+
+
+def _adjusted(
+    logits: torch.Tensor,
+    params: SamplingParams,
+    prompt_ids: Ids,
+    output: Sequence[int],
+    mask: TokenMask | None,
+) -> torch.Tensor:
+    logits = logits.float()
+    if _has_penalties(params):
+        logits = _penalise(logits, params, prompt_ids, output)
+    if params.logit_bias:
+        logits = _biased(logits, params.logit_bias)
+    return logits if mask is None else _masked(logits, mask)
 
 
 def _has_penalties(params: SamplingParams) -> bool:
@@ -117,6 +150,12 @@ def _penalise(
         ids = torch.from_numpy(emitted).to(logits.device)
         logits[ids] -= torch.from_numpy(amounts).to(logits)
     return logits
+
+
+def _biased(logits: torch.Tensor, bias: Sequence[tuple[int, float]]) -> torch.Tensor:
+    ids = torch.tensor([token_id for token_id, _ in bias], device=logits.device)
+    amounts = torch.tensor([amount for _, amount in bias], device=logits.device)
+    return logits.index_add(0, ids, amounts.to(logits))
 
 
 def _masked(logits: torch.Tensor, mask: TokenMask) -> torch.Tensor:

@@ -18,6 +18,7 @@ import numpy as np
 
 from ragflash.engine.constrain.mask import Ids
 from ragflash.engine.job import Job
+from ragflash.engine.logprobs import TokenLogprob
 from ragflash.engine.output import Output
 from ragflash.engine.request import (
     CacheMiss,
@@ -158,12 +159,12 @@ class Sequence:
         at = self.ends.index(num_tokens)
         return at if self.job.prompt.segments[at].kind in STORED_KINDS else None
 
-    def append(self, token_id: int) -> bool:
+    def append(self, token_id: int, logprob: TokenLogprob | None = None) -> bool:
         """Take an output token; return whether more may follow."""
         assert self.output is not None
         self._mark_time()
         self.tokens.append(token_id)
-        return self.output.append(token_id)
+        return self.output.append(token_id, logprob)
 
     def add_score(self, logprob: float) -> None:
         """Take the log-probability of `target`."""
@@ -189,6 +190,8 @@ class Sequence:
             timings=self._timings(),
             miss_reason=self.miss_reason,
             quotes=output.quotes(self.job.prompt.source_ids) if output else (),
+            num_shown=output.num_shown if output else 0,
+            logprobs=tuple(output.logprobs) if output else (),
         )
         return (finished,) if output else (scored, finished)
 

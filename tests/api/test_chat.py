@@ -141,11 +141,20 @@ def test_options_reach_the_engine(world: World) -> None:
         seed=7,
         stop="\n",
         max_tokens=32_000,
+        logit_bias={"7": -100, "3": 1.5},
+        logprobs=True,
+        top_logprobs=4,
     )
     request = world.engine.requests[0]
     assert request.sampling == SamplingParams(
-        temperature=0.5, top_p=0.9, presence_penalty=0.1, frequency_penalty=0.2, seed=7
+        temperature=0.5,
+        top_p=0.9,
+        presence_penalty=0.1,
+        frequency_penalty=0.2,
+        seed=7,
+        logit_bias=((3, 1.5), (7, -100)),
     )
+    assert (request.logprobs, request.top_logprobs) == (True, 4)
     assert (request.stop, request.max_tokens) == (("\n",), 32_000)
     chat(world, max_completion_tokens=5, stop=["a", "b"])
     assert (world.engine.requests[1].stop, world.engine.requests[1].max_tokens) == (("a", "b"), 5)
@@ -186,7 +195,8 @@ def test_conversations_of_real_clients_are_accepted(world: World) -> None:
 
 
 REFUSED = {
-    "two choices": {"n": 2},
+    "nine choices": {"n": 9},
+    "no choice": {"n": 0},
     "tools": {"tools": [{"type": "function", "function": {"name": "f"}}]},
     "image": {"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {}}]}]},
     "tool result": {"messages": [*HELLO, {"role": "tool", "content": "x", "tool_call_id": "1"}]},
@@ -194,7 +204,10 @@ REFUSED = {
     "no user": {"messages": [{"role": "system", "content": "x"}]},
     "unknown role": {"messages": [{"role": "wizard", "content": "x"}]},
     "JSON output": {"response_format": {"type": "json_object"}},
-    "log-probabilities": {"logprobs": True},
+    "alternatives without log-probabilities": {"top_logprobs": 3},
+    "too many alternatives": {"logprobs": True, "top_logprobs": 21},
+    "bias out of range": {"logit_bias": {"5": 101}},
+    "bias of no token": {"logit_bias": {"five": 1}},
     "negative temperature": {"temperature": -1},
     "zero top_p": {"top_p": 0},
     "zero tokens": {"max_tokens": 0},
@@ -221,3 +234,40 @@ def test_models_are_listed_and_found(world: World) -> None:
     for reply in (world.send("GET", "/v1/models/gpt/9"), chat(world, model="gpt-9")):
         assert reply.status_code == 404
         assert reply.json()["error"]["code"] == "model_not_found"
+
+
+def test_choices_of_a_stream_are_told_apart(world: World) -> None:
+    parts = chunks(chat(world, stream=True, n=3))
+    for index in range(3):
+        own = [part["choices"][0] for part in parts if part["choices"][0]["index"] == index]
+        assert [choice["delta"] for choice in own] == [
+            {"role": "assistant", "content": ""},
+            {"content": "Seven"},
+            {"content": " years."},
+            {},
+        ]
+        assert own[-1]["finish_reason"] == "stop"
+    assert [bool(part.get("usage")) for part in parts] == [False] * (len(parts) - 1) + [True]
+    assert parts[-1]["usage"]["completion_tokens"] == 12
+    assert parts[-1]["usage"]["prompt_tokens"] == 40
+
+
+def test_choices_have_ids_and_seeds_of_their_own(world: World) -> None:
+    chat(world, n=3, seed=5)
+    first, *others = world.engine.requests
+    assert first.sampling.seed == 5
+    assert len({request.id for request in world.engine.requests}) == 3
+    assert len({request.sampling.seed for request in world.engine.requests}) == 3
+    chat(world, n=3, seed=5)
+    assert [request.sampling for request in world.engine.requests[3:]] == [
+        request.sampling for request in (first, *others)
+    ]
+
+
+def test_a_failing_choice_ends_all(world: World) -> None:
+    world.engine.script = [Delta("r", "Sev"), Failed("r", EngineDead("the worker has ended"))]
+    reply = chat(world, n=2)
+    assert (reply.status_code, reply.json()["error"]["code"]) == (503, "engine_dead")
+    world.engine.script = [EngineOverloaded("the queue is full")]
+    assert chat(world, n=2).status_code == 429
+    assert world.engine.running == 0

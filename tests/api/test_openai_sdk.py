@@ -8,9 +8,10 @@ import openai
 import pytest
 import uvicorn
 
+from ragflash.engine.logprobs import Candidate, TokenLogprob
 from ragflash.engine.request import Delta, Failed
 from ragflash.errors import ContextTooLong, EngineDead, EngineOverloaded
-from tests.api.fakes import CONFIG, World, spoken
+from tests.api.fakes import CONFIG, World, finished, spoken
 
 KEY = "correct-horse-battery"
 HELLO = [{"role": "user", "content": "Hello"}]
@@ -81,6 +82,31 @@ def test_stream_helper_accumulates(world: World, client: openai.OpenAI) -> None:
         final = events.get_final_completion()
     assert final.choices[0].message.content == "Seven years 🧾."
     assert final.choices[0].finish_reason == "stop"
+
+
+def test_log_probabilities_and_choices(world: World, client: openai.OpenAI) -> None:
+    told = TokenLogprob(
+        Candidate(7, b"Seven", -0.25), (Candidate(7, b"Seven", -0.25), Candidate(9, b"", -1.5))
+    )
+    end = TokenLogprob(Candidate(9, b"", -0.5), ())
+    last = replace(finished("Seven"), logprobs=(told, end), num_shown=1)
+    world.engine.script = [Delta("r", "Seven", (told,)), last]
+    asked = {"n": 2, "logprobs": True, "top_logprobs": 2}
+    whole = client.chat.completions.create(model="ragflash", messages=HELLO, **asked)
+    assert [choice.index for choice in whole.choices] == [0, 1]
+    assert whole.usage.completion_tokens == 8
+    (token,) = whole.choices[1].logprobs.content
+    assert (token.token, token.logprob, token.bytes) == ("Seven", -0.25, list(b"Seven"))
+    assert [(other.token, other.bytes) for other in token.top_logprobs] == [
+        ("Seven", list(b"Seven")),
+        ("", None),
+    ]
+    with client.chat.completions.stream(model="ragflash", messages=HELLO, **asked) as events:
+        streamed = events.get_final_completion()
+    for index, choice in enumerate(streamed.choices):
+        assert choice.message.content == "Seven"
+        assert choice.finish_reason == "stop"
+        assert choice.logprobs.content == whole.choices[index].logprobs.content
 
 
 def test_models(world: World, client: openai.OpenAI) -> None:

@@ -5,7 +5,7 @@ makes agents ask again without end.
 """
 
 import time
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
 from typing import Any
 from uuid import uuid4
@@ -14,9 +14,17 @@ from fastapi import APIRouter, Request
 from fastapi.responses import JSONResponse, Response
 
 from ragflash.api.deps import Provided
-from ragflash.api.openai_schemas import FINISH_REASONS, ChatBody, timings_body, usage_body
+from ragflash.api.openai_schemas import (
+    FINISH_REASONS,
+    ChatBody,
+    logprobs_body,
+    timings_body,
+    usage_body,
+)
 from ragflash.api.schemas import EngineOut
 from ragflash.api.sse import EventStream, encode, until_disconnect
+from ragflash.engine.choices import generate_choices, total_timings, total_usage
+from ragflash.engine.logprobs import TokenLogprob
 from ragflash.engine.request import Delta, Event, Failed, Finished
 from ragflash.errors import EngineError, NotFound
 from ragflash.rag.records import DEFAULT_COLLECTION
@@ -46,10 +54,14 @@ async def chat_completions(body: ChatBody, services: Provided, request: Request)
     _check_model(body.model)
     engine = services.engine
     reply_id = f"chatcmpl-{uuid4().hex}"
-    events = _ended(engine.generate(body.request(reply_id, DEFAULT_COLLECTION)))
-    reply = _Reply(reply_id, int(time.time()), EngineOut.of(engine.info()).model_dump())
+    asked = body.request(reply_id, DEFAULT_COLLECTION)
+    num_choices = body.n or 1
+    events = _ended(generate_choices(engine, asked, num_choices), num_choices)
+    head = {"id": reply_id, "created": int(time.time()), "model": MODEL}
+    engine_body = EngineOut.of(engine.info()).model_dump()
+    reply = _Reply(head, engine_body, num_choices, has_logprobs=asked.logprobs)
     if not body.stream:
-        finished = await until_disconnect(request.receive, _finish(events))
+        finished = await until_disconnect(request.receive, _finish(events, num_choices))
         return JSONResponse(reply.completion(finished), headers={"Cache-Control": "no-store"})
     return EventStream(
         reply.chunks(events, include_usage=body.include_usage),
@@ -69,83 +81,120 @@ def _check_model(name: str) -> None:
         raise NotFound(f"there is no model {name!r}; this server has {MODEL!r}")
 
 
-async def _ended(events: AsyncGenerator[Event, None]) -> AsyncGenerator[Delta | Finished, None]:
-    """Pass text and the end on; raise what else ends a request, and when nothing does."""
+async def _ended(
+    events: AsyncGenerator[tuple[int, Event], None], num_choices: int
+) -> AsyncGenerator[tuple[int, Delta | Finished], None]:
+    """Pass text and the ends on; raise what else ends a request, and when nothing does."""
+    num_ended = 0
     async with aclosing(events):
-        async for event in events:
+        async for number, event in events:
             match event:
                 case Failed(error=error):
                     raise error
                 case Delta():
-                    yield event
+                    yield number, event
                 case Finished():
-                    yield event
-                    return
-    raise EngineError("the engine ended the request without a result")
+                    num_ended += 1
+                    yield number, event
+    if num_ended < num_choices:
+        raise EngineError("the engine ended the request without a result")
 
 
-async def _finish(events: AsyncGenerator[Delta | Finished, None]) -> Finished:
+async def _finish(
+    events: AsyncGenerator[tuple[int, Delta | Finished], None], num_choices: int
+) -> list[Finished]:
     async with aclosing(events):
-        async for event in events:
-            if isinstance(event, Finished):
-                return event
-    raise AssertionError("events end with Finished or an error")
+        ends = {number: event async for number, event in events if isinstance(event, Finished)}
+    return [ends[number] for number in range(num_choices)]
 
 
 class _Reply:
     """One reply in OpenAI's shapes; `timings` and `engine` are ours, and clients ignore them."""
 
-    def __init__(self, reply_id: str, created: int, engine: dict[str, Any]) -> None:
-        self._head = {"id": reply_id, "created": created, "model": MODEL}
+    def __init__(
+        self,
+        head: dict[str, Any],
+        engine: dict[str, Any],
+        num_choices: int,
+        *,
+        has_logprobs: bool,
+    ) -> None:
+        self._head = head
         self._engine = engine
+        self._num_choices = num_choices
+        self._has_logprobs = has_logprobs
 
-    def completion(self, finished: Finished) -> dict[str, Any]:
+    def completion(self, finished: Sequence[Finished]) -> dict[str, Any]:
         """Give the whole reply at once."""
-        choice = {
-            "index": 0,
-            "message": {"role": "assistant", "content": finished.text, "refusal": None},
-            "finish_reason": FINISH_REASONS[finished.reason],
-            "logprobs": None,
-        }
+        choices = [
+            {
+                "index": index,
+                "message": {"role": "assistant", "content": each.text, "refusal": None},
+                "finish_reason": FINISH_REASONS[each.reason],
+                "logprobs": self._logprobs(each.logprobs[: each.num_shown]),
+            }
+            for index, each in enumerate(finished)
+        ]
         return self._head | {
             "object": "chat.completion",
-            "choices": [choice],
-            "usage": usage_body(finished.usage),
-            "timings": timings_body(finished.timings),
+            "choices": choices,
+            "usage": usage_body(total_usage(finished)),
+            "timings": timings_body(total_timings(finished)),
             "engine": self._engine,
         }
 
-    def chunk(self, delta: dict[str, str], finish_reason: str | None = None) -> dict[str, Any]:
+    def chunk(
+        self,
+        delta: dict[str, str],
+        *,
+        index: int = 0,
+        finish_reason: str | None = None,
+        logprobs: dict[str, Any] | None = None,
+    ) -> dict[str, Any]:
         """Give one part of a stream; an empty delta says that work goes on."""
         choice = {
-            "index": 0,
+            "index": index,
             "delta": delta,
             "finish_reason": finish_reason,
-            "logprobs": None,
+            "logprobs": logprobs,
         }
         return self._head | {"object": "chat.completion.chunk", "choices": [choice]}
 
     async def chunks(
-        self, events: AsyncGenerator[Delta | Finished, None], *, include_usage: bool
+        self, events: AsyncGenerator[tuple[int, Delta | Finished], None], *, include_usage: bool
     ) -> AsyncGenerator[bytes, None]:
-        """Give the stream: role, text, finish reason, usage, `[DONE]`."""
-        opened = False
+        """Give the stream: role, text and finish reason of each choice, usage, `[DONE]`."""
+        opened: set[int] = set()
+        ends: dict[int, Finished] = {}
         async with aclosing(events):
-            async for event in events:
-                if not opened:
-                    opened = True
-                    yield encode(self.chunk({"role": "assistant", "content": ""}))
+            async for index, event in events:
+                if index not in opened:
+                    opened.add(index)
+                    yield encode(self.chunk({"role": "assistant", "content": ""}, index=index))
                 if isinstance(event, Delta):
-                    yield encode(self.chunk({"content": event.text}))
-                else:
-                    for last in self._end(event, include_usage=include_usage):
-                        yield last
+                    logprobs = self._logprobs(event.logprobs)
+                    yield encode(
+                        self.chunk({"content": event.text}, index=index, logprobs=logprobs)
+                    )
+                    continue
+                ends[index] = event
+                end = self.chunk({}, index=index, finish_reason=FINISH_REASONS[event.reason])
+                if len(ends) < self._num_choices:
+                    yield encode(end)
+        finished = [ends[number] for number in range(self._num_choices)]
+        for last in self._last(end, finished, include_usage=include_usage):
+            yield last
 
-    def _end(self, finished: Finished, *, include_usage: bool) -> list[bytes]:
-        last = self.chunk({}, FINISH_REASONS[finished.reason])
-        last |= {"timings": timings_body(finished.timings), "engine": self._engine}
-        usage = usage_body(finished.usage)
+    def _last(
+        self, end: dict[str, Any], finished: Sequence[Finished], *, include_usage: bool
+    ) -> list[bytes]:
+        timings = timings_body(total_timings(finished))
+        end = end | {"timings": timings, "engine": self._engine}
+        usage = usage_body(total_usage(finished))
         if not include_usage:
-            return [encode(last | {"usage": usage}), _DONE]
+            return [encode(end | {"usage": usage}), _DONE]
         # A client that asked for usage adds up what it finds, so it is sent once.
-        return [encode(last), encode(self.chunk({}) | {"choices": [], "usage": usage}), _DONE]
+        return [encode(end), encode(self.chunk({}) | {"choices": [], "usage": usage}), _DONE]
+
+    def _logprobs(self, logprobs: Sequence[TokenLogprob]) -> dict[str, Any] | None:
+        return logprobs_body(logprobs) if self._has_logprobs else None
