@@ -18,7 +18,14 @@ from tests.rag.asking import (
     answered,
     at,
 )
-from tests.rag.engines import ScriptedEngine, documents, rendered, segments, source_text
+from tests.rag.engines import (
+    ScriptedEngine,
+    documents,
+    permitted,
+    rendered,
+    segments,
+    source_text,
+)
 
 
 def test_mode_full_shows_the_whole_document_before_the_question(shelf):
@@ -78,13 +85,18 @@ def test_o15_different_questions_share_everything_up_to_the_document(shelf):
 
 def test_passages_are_shown_in_document_order_up_to_the_budget(shelf):
     filler = "Bread is sold every morning in the village. " * 22
-    pieces = [f"The warranty of the pump lasts {n} months. {filler}" for n in (3, 4, 5, 6)]
+    kinds = ("blue pump", "old pump", "new pump", "blue sea pump")
+    pieces = [f"The warranty of the {kind} lasts 9 months. {filler}" for kind in kinds]
     id_ = shelf.add("\n\n".join(pieces))
     engine = ScriptedEngine()
     config = AnswerConfig(passage_characters=2600)
-    answered(shelf, engine, mode=AskMode.RETRIEVE, config=config)
+    asked = "How many months does the warranty of the blue sea pump last?"
+    answered(shelf, engine, asked, mode=AskMode.RETRIEVE, config=config)
+    best_first = [start for _, start, _ in permitted(engine.generated[0]).ranges]
+    assert best_first != sorted(best_first)
     (part,) = documents(engine.generated[0])
     starts = [span.source_start for span in part.spans]
+    assert len(starts) == 2
     assert starts == sorted(starts)
     assert sum(span.length for span in part.spans) <= 2600
     assert {span.source_id for span in part.spans} == {id_}

@@ -118,6 +118,33 @@ def test_no_more_quotes_leave_than_asked_for(shelf, any_engine, limit):
     assert len(answer.citations) == min(limit, 4)
 
 
+def test_the_model_may_quote_no_more_sentences_than_asked_for(shelf):
+    sentences = [f"The warranty of the pump lasts {n} months in zone {n}." for n in range(4)]
+    shelf.add(" ".join(sentences))
+    engine = ScriptedEngine()
+    answered(shelf, engine, max_quotes=2)
+    assert len(permitted(engine.generated[0]).ranges) == 2
+
+
+def test_parts_of_one_sentence_count_as_quotes_each(shelf):
+    id_ = shelf.add(PUMP)
+    parts = [at(PUMP, "The warranty of the pump"), at(PUMP, "from the day of delivery.")]
+    engine = ScriptedEngine(quoting=lambda request: [(id_, *part) for part in parts])
+    quotes = [citation.quote for citation in answered(shelf, engine, max_quotes=2).citations]
+    assert quotes == [PUMP[start:end] for start, end in parts]
+    assert len(answered(shelf, engine, max_quotes=1).citations) == 1
+
+
+def test_a_broken_quote_is_not_looked_for_elsewhere(shelf):
+    broken = "The warranty of the pump lasts 24 month"
+    text = f"{PUMP} {broken} is wrong and nobody at all would ever say such a thing."
+    id_ = shelf.add(text)
+    engine = ScriptedEngine(quoting=lambda request: [(id_, *at(text, broken))])
+    answer = answered(shelf, engine, max_quotes=1)
+    assert [citation.quote for citation in answer.citations] == [WARRANTY]
+    assert answer.dropped_quotes == 1
+
+
 def test_quotes_do_not_overlap(shelf, any_engine):
     shelf.add("\n\n".join(f"{PUMP} Copy {number}." for number in range(30)))
     answer = answered(shelf, any_engine, max_quotes=10)

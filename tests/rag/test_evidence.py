@@ -197,6 +197,14 @@ def test_the_kind_of_answer_is_weighed():
     assert found[0].is_kind
 
 
+def test_a_sentence_without_the_kind_of_answer_weighs_less():
+    shelf = Shelf(a="The pump has a warranty of many years.")
+    (lacking,) = shelf.gather("pump warranty how many years")
+    (fitting,) = shelf.gather("pump warranty many years how")
+    assert (lacking.is_kind, fitting.is_kind) == (False, True)
+    assert lacking.weight < fitting.weight - 0.01
+
+
 def test_the_worst_word_is_one_that_the_window_lacks():
     shelf = Shelf(a="The pump has a warranty of two years.")
     (met,) = shelf.gather("pump warranty")
