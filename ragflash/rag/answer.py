@@ -7,6 +7,7 @@ is looked up again in the stored text before it leaves. Without a verified quote
 
 import asyncio
 import hashlib
+import logging
 import secrets
 import time
 import uuid
@@ -14,6 +15,7 @@ from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, field
 
+from ragflash import metrics
 from ragflash.engine.client import EngineClient
 from ragflash.engine.request import (
     Failed,
@@ -55,6 +57,8 @@ from ragflash_prompts import load
 _QUOTE_MAX_TOKENS = 240
 _MAX_QUESTION_CHARACTERS = 20_000
 _OPEN, _CLOSE = '"', '"\n'
+
+_log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -175,6 +179,7 @@ class Answerer:
                     raise event.error
                 elif isinstance(event, Finished):
                     run.finished = event
+                    metrics.FIRST_TOKEN_SECONDS.observe(event.timings.ttft_ms / 1000)
         yield AskStatus("answering")
 
     def _context(self, run: _Run) -> list[ContextPart]:
@@ -206,6 +211,7 @@ class Answerer:
             citations.append(cite(number, record, document, first, last, match=match))
         text = _answer_text(run, citations)
         answer = self._answer(run, text, tuple(citations))
+        _record(answer)
         return [*(CitationFound(citation) for citation in citations), AnswerDelta(text), answer]
 
     def _answer(self, run: _Run, text: str, citations: tuple[Citation, ...]) -> Answer:
@@ -233,6 +239,22 @@ class Answerer:
             dropped_quotes=run.dropped_quotes,
             miss_reason=_miss_reason(finished),
         )
+
+
+def _record(answer: Answer) -> None:
+    metrics.ANSWERS.labels(answer.mode.value, str(answer.answered).lower()).inc()
+    metrics.ANSWER_SECONDS.labels(answer.mode.value).observe(answer.timings.total_ms / 1000)
+    metrics.DROPPED_QUOTES.inc(answer.dropped_quotes)
+    fields = {
+        "mode": answer.mode.value,
+        "answered": answer.answered,
+        "quotes": len(answer.citations),
+        "dropped_quotes": answer.dropped_quotes,
+        "prompt_tokens": answer.usage.prompt_tokens,
+        "cached_tokens": answer.usage.cached_tokens,
+        "ms": round(answer.timings.total_ms),
+    }
+    _log.info("question answered", extra=fields)
 
 
 def _miss_reason(finished: Finished | None) -> str | None:

@@ -60,6 +60,20 @@ _SOMEBODY = re.compile(
 )
 
 
+_BECAUSE = re.compile(
+    r"\b(?:because|since|due to|so|in order to|reasons?|as a result|therefore|thus|otherwise"
+    r"|to (?:avoid|prevent|allow|make|ensure|enable|help|reduce|keep)|for \w+ reasons?"
+    r"|as (?:it|they|this|there)|would|might|may|did not|does not|cannot|lack\w*|problems?)\b",
+    re.IGNORECASE,
+)
+_ENGLISH = re.compile(
+    r"\b(?:what|which|who|whom|whose|when|where|why|how|does|did|are|can|may|must|should|will|the)\b",
+    re.IGNORECASE,
+)
+# Names, codes and numbers, other than the word that begins a sentence.
+_NAME = re.compile(r"(?<![.!?]\s)(?<!^)\b[A-Z][\w-]*|\b\w*[_/]\w[\w/]*|\b[A-Z]{2,}\b|\b\w*\d\w*")
+
+
 class AnswerType(StrEnum):
     """Kind of answer that a question calls for."""
 
@@ -71,6 +85,7 @@ class AnswerType(StrEnum):
     PORT = "port"
     DATE = "date"
     PERSON = "person"
+    REASON = "reason"
     ANY = "any"
 
 
@@ -85,6 +100,7 @@ _ASKS = {
     r"|\bdefault (?:size|value|number|timeout)\b",
     AnswerType.PORT: r"\bwhich port\b|\bwhat port\b|\bport number\b",
     AnswerType.PERSON: r"^who(?:se|m)?\b",
+    AnswerType.REASON: r"^why\b|\bwhat (?:is|was) the (?:cause|reason)\b",
 }
 _PATTERNS = {kind: re.compile(pattern, re.IGNORECASE) for kind, pattern in _ASKS.items()}
 # What a text must hold beside, or instead of, a number.
@@ -93,8 +109,15 @@ _MARKS = {
     AnswerType.PERSON: _SOMEBODY,
     AnswerType.FREQUENCY: _OFTEN,
     AnswerType.BOUND: _BOUND,
+    AnswerType.REASON: _BECAUSE,
 }
-_WITHOUT_NUMBER = {AnswerType.ANY, AnswerType.DATE, AnswerType.PERSON, AnswerType.FREQUENCY}
+_WITHOUT_NUMBER = frozenset(AnswerType) - {
+    AnswerType.COUNT,
+    AnswerType.DURATION,
+    AnswerType.AMOUNT,
+    AnswerType.BOUND,
+    AnswerType.PORT,
+}
 _COUNTED = re.compile(r"\bhow (?:many|few) (?P<words>(?:[\w-]+ ?){1,4})", re.IGNORECASE)
 _NOT_COUNTED_WORDS = """
     do does did can could may might must should will would is are was were have has had of the a in
@@ -125,6 +148,16 @@ def expected(question: str) -> Asked:
         if pattern.search(stripped):
             return Asked(kind, _units(kind, stripped), known)
     return Asked(AnswerType.ANY)
+
+
+def names(text: str) -> frozenset[str]:
+    """List the names, codes and numbers of a question, in lower case.
+
+    Of an English question only: other languages write more than names with a capital.
+    """
+    if _ENGLISH.search(text) is None:
+        return frozenset()
+    return frozenset(name.lower() for name in _NAME.findall(text.strip()) if name != "I")
 
 
 def holds(asked: Asked, text: str) -> bool:

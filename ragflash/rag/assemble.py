@@ -1,10 +1,8 @@
 """Puts a library together from its parts, in the order in which they depend on each other."""
 
-import shutil
 from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import dataclass
-from hashlib import sha256
 from pathlib import Path
 
 from ragflash.errors import IndexMismatch
@@ -12,11 +10,14 @@ from ragflash.rag.corpus import Corpus
 from ragflash.rag.database import Database
 from ragflash.rag.embed import Embedder
 from ragflash.rag.erase import Eraser
-from ragflash.rag.files import FileStore, FolderLock, storage_errors
-from ragflash.rag.index_edge import QdrantEdgeIndex
+from ragflash.rag.files import FileStore, FolderLock
 from ragflash.rag.ingest import DocumentParser, Ingestor
 from ragflash.rag.jobs import JobTable, JobWorker
+from ragflash.rag.measure import measured
+from ragflash.rag.placement import ServerAddress
+from ragflash.rag.reconcile import Reconciler
 from ragflash.rag.retrieve import Retriever
+from ragflash.rag.stores import open_store
 from ragflash_ingest.pool import ParserPool
 
 
@@ -27,12 +28,14 @@ class LibraryConfig:
     Attributes:
         parse_timeout_s: Longest time a parser may spend on one document.
         parse_memory_bytes: Memory that one parser process may use.
+        server: Of the vectors; `None` keeps them in the data folder.
     """
 
     data_dir: Path
     max_upload_bytes: int = 256 << 20
     parse_timeout_s: float = 120.0
     parse_memory_bytes: int = 2 << 30
+    server: ServerAddress | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,6 +47,7 @@ class Parts:
     jobs: JobTable
     files: FileStore
     eraser: Eraser
+    reconciler: Reconciler
     ingestor: Ingestor
     worker: JobWorker
     retriever: Retriever
@@ -62,15 +66,22 @@ def assemble(
     Raises:
         DataFolderLocked: Another process has the folder.
         IndexMismatch: A collection was built with another embedding model.
-        StorageError: The disk, the database or the vector store refused.
+        Conflict: The vectors are in another store than the one configured.
+        StorageError: The disk, the database or the embedded vector store refused.
+        VectorStoreUnavailable: The vector server does not answer, or refuses.
     """
     stack.callback(FolderLock.acquire(config.data_dir).release)
     files = FileStore(config.data_dir)
     database = Database.open(config.data_dir / "library.sqlite")
     stack.callback(database.close)
     corpus = Corpus(database)
-    _check_fingerprint(corpus, embedder.fingerprint)
-    index = _open_index(config.data_dir, embedder)
+    check_fingerprint(corpus, embedder.fingerprint)
+    index = open_store(
+        config.data_dir,
+        config.server,
+        embedder,
+        holds_passages=corpus.total_chunks(None) > 0,
+    )
     stack.callback(index.close)
     reader = parser or ParserPool(
         timeout_s=config.parse_timeout_s, memory_bytes=config.parse_memory_bytes
@@ -78,6 +89,7 @@ def assemble(
     stack.callback(reader.close)
     jobs = JobTable(database)
     eraser = Eraser(database, corpus, files, index, on_drop)
+    reconciler = Reconciler(database, corpus, jobs, files, index, eraser)
     ingestor = Ingestor(
         database=database,
         corpus=corpus,
@@ -89,12 +101,13 @@ def assemble(
         eraser=eraser,
         count_tokens=count_tokens,
     )
-    worker = JobWorker(database, jobs, ingestor.run)
+    worker = JobWorker(database, jobs, measured(ingestor.run, jobs))
     retriever = Retriever(corpus, index, embedder)
-    return Parts(database, corpus, jobs, files, eraser, ingestor, worker, retriever)
+    return Parts(database, corpus, jobs, files, eraser, reconciler, ingestor, worker, retriever)
 
 
-def _check_fingerprint(corpus: Corpus, fingerprint: str) -> None:
+def check_fingerprint(corpus: Corpus, fingerprint: str) -> None:
+    """Raise `IndexMismatch` when another embedding model's vectors are stored."""
     foreign = corpus.foreign_fingerprints(fingerprint)
     if foreign:
         collection_id, other = min(foreign.items())
@@ -104,15 +117,3 @@ def _check_fingerprint(corpus: Corpus, fingerprint: str) -> None:
             "folder and add the documents there"
         )
     corpus.adopt_fingerprint(fingerprint)
-
-
-def _open_index(data_dir: Path, embedder: Embedder) -> QdrantEdgeIndex:
-    """Open the store of this embedding model; those of others hold nothing any more."""
-    root = data_dir / "index"
-    own = root / sha256(embedder.fingerprint.encode()).hexdigest()[:16]
-    with storage_errors("the vector store's folder cannot be used"):
-        root.mkdir(mode=0o700, exist_ok=True)
-        for folder in root.iterdir():
-            if folder != own:
-                shutil.rmtree(folder)
-    return QdrantEdgeIndex.open(own, embedder.dim)

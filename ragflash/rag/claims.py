@@ -1,8 +1,7 @@
 """Keeps of a written answer only the sentences that its quotes support.
 
 A sentence is supported when every number and every name in it occurs in the quotes or the question,
-and
-most of its other words do. This rejects what a model adds from memory; it does not prove
+and most of its other words do. This rejects what a model adds from memory; it does not prove
 entailment.
 """
 

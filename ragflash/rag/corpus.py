@@ -167,6 +167,10 @@ class Corpus:
         )
         return changed == 1
 
+    def reset(self, document_id: str, state: DocumentState) -> None:
+        """Have work on a document go on from a state, whatever it is in; only repairs go back."""
+        self._db.execute("UPDATE documents SET state = ? WHERE id = ?", state.value, document_id)
+
     def put_parsed(self, document_id: str, facts: ParsedFacts) -> None:
         """Record what parsing told."""
         self._db.execute(
@@ -270,6 +274,12 @@ class Corpus:
         """Documents whose deletion has begun and not ended."""
         rows = self._db.rows(f"SELECT {_COLUMNS} FROM documents WHERE state = ?", _DELETING)
         return [_record(row) for row in rows]
+
+    def all(self) -> list[DocumentRecord]:
+        """Every document, oldest first, for the library's own work."""
+        return [
+            _record(row) for row in self._db.rows(f"SELECT {_COLUMNS} FROM documents ORDER BY seq")
+        ]
 
     def ids(self) -> set[str]:
         """Every document that has a row."""

@@ -1,6 +1,5 @@
 """Deletion: a tombstone first, then points, caches, files and rows; begun again after a crash."""
 
-import logging
 from collections.abc import Callable
 
 from ragflash.rag.corpus import Corpus
@@ -8,8 +7,6 @@ from ragflash.rag.database import Database
 from ragflash.rag.files import FileStore
 from ragflash.rag.index import VectorIndex
 from ragflash.rag.records import DocumentRecord
-
-_log = logging.getLogger(__name__)
 
 
 class Eraser:
@@ -45,15 +42,3 @@ class Eraser:
         self._db.shred()
         with self._db.changed:
             self._db.changed.notify_all()
-
-    def reconcile(self) -> None:
-        """Finish deletions, and remove points and files that no document owns."""
-        for document in self._corpus.tombstones():
-            self.purge(document)
-        known = self._corpus.ids()
-        for collection_id, document_id in self._index.documents():
-            if document_id not in known:
-                _log.warning("points without a document are removed", extra={"id": document_id})
-                self._index.delete_document(collection_id, document_id)
-        for digest in self._files.digests() - self._corpus.digests():
-            self._files.drop(digest)

@@ -207,6 +207,8 @@ def _parse(line: str, number: int) -> EvalQuestion:
         fields = json.loads(line)
     except json.JSONDecodeError as error:
         raise InputError(f"{where} is not JSON: {error}") from error
+    if isinstance(fields, dict) and fields.get("answerable") is False:
+        fields["pages"] = fields.get("pages") or []  # nothing to point at
     for name, kind in _FIELDS.items():
         if not isinstance(fields, dict) or not isinstance(fields.get(name), kind):
             raise InputError(f"{where}: {name!r} must be a {kind.__name__}")

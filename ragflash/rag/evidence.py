@@ -16,13 +16,14 @@ from itertools import groupby
 import numpy as np
 import numpy.typing as npt
 
-from ragflash.rag.answer_type import expected, holds
+from ragflash.rag.answer_type import AnswerType, expected, holds, names
 from ragflash.rag.embed import TokenVectors
 from ragflash.rag.library import Library
 from ragflash.rag.quotes import is_quotable
 from ragflash.rag.records import DocumentRecord, Scope, SearchHit
 from ragflash.rag.sparse import document_vector
 from ragflash_ingest.document import Document
+from ragflash_ingest.normalise import normalise
 from ragflash_ingest.sentences import sentences
 
 MAX_SENTENCE_CHARACTERS = 700
@@ -55,7 +56,9 @@ class Evidence:
         passage_start: The retrieved chunk.
         weight: Before the model has read it.
         worst_word: How well the question's least met word is met in the window, a cosine.
-        is_kind: Whether the sentence holds the kind of thing asked for.
+        kind: Of thing asked for.
+        is_kind: Whether the sentence holds one.
+        has_names: Whether the passage, its heading or its document holds every name asked about.
         gain: How much likelier the question is after the window than without it, nats a token;
             `None` before the model has read it.
     """
@@ -70,7 +73,9 @@ class Evidence:
     passage_end: int
     weight: float
     worst_word: float
+    kind: AnswerType
     is_kind: bool
+    has_names: bool
     gain: float | None = None
 
     @property
@@ -108,6 +113,13 @@ class _Candidate:
     def window(self) -> str:
         return self.document.text[self.window_start : self.window_end]
 
+    @property
+    def surroundings(self) -> str:
+        """Passage, heading and document name, in lower case: where a name may stand."""
+        chunk = self.hit.chunk
+        text = normalise(f"{chunk.section or ''}\n{chunk.text}").text
+        return f"{self.record.name}\n{text}".lower()
+
 
 def gather(
     library: Library, scope: Scope, question: str, hits: Sequence[SearchHit]
@@ -125,26 +137,48 @@ def gather(
     best = sorted(weighed, key=lambda candidate: -candidate.weight)[:WINDOWS]
     asked, *windows = library.embed_tokens([question, *(candidate.window for candidate in best)])
     asked_for = expected(question)
-    evidence = []
+    asked_names = names(question)
+    evidence: list[Evidence] = []
     for candidate, window in zip(best, windows, strict=True):
         met = _words_met(asked, window)
         is_kind = holds(asked_for, candidate.text)
         weight = candidate.weight + _WINDOW * float(vectors[0] @ _mean(window.vectors))
-        weight += _WORDS_MET * float(met.mean()) - (0.0 if is_kind else _KIND)
-        evidence.append(_evidence(candidate, weight, float(met.min()), is_kind=is_kind))
+        weight += _WORDS_MET * float(met.mean())
+        if not is_kind and asked_for.kind is not AnswerType.REASON:  # may stand in a neighbour
+            weight -= _KIND
+        evidence.append(
+            Evidence(
+                record=candidate.record,
+                document=candidate.document,
+                start=candidate.start,
+                end=candidate.end,
+                window_start=candidate.window_start,
+                window_end=candidate.window_end,
+                passage_start=candidate.hit.chunk.start,
+                passage_end=candidate.hit.chunk.end,
+                weight=weight,
+                worst_word=float(met.min()),
+                kind=asked_for.kind,
+                is_kind=is_kind,
+                has_names=all(name in candidate.surroundings for name in asked_names),
+            )
+        )
     return sorted(evidence, key=lambda item: -item.weight)
 
 
 def select(evidence: Sequence[Evidence], limit: int) -> list[Evidence]:
     """Keep what supports an answer: at most `limit` sentences, best first, or none at all.
 
-    There is no answer when the best sentence lacks the kind of thing asked for, or when some word
-    of
-    the question is met by nothing in any of the best windows. How close the texts are says little:
-    questions that a document nearly answers are the closest of all.
+    There is no answer when the best sentence lacks the kind of thing asked for (a reason may stand
+    in any of them), when no passage holds the names asked about, or when some word of the question
+    is met by nothing in any window. How close the texts are says little: questions that a document
+    nearly answers are the closest of all.
     """
     ranked = sorted(evidence, key=lambda item: -item.score)[:limit]
-    if not ranked or not ranked[0].is_kind:
+    if not ranked or not any(item.has_names for item in ranked):
+        return []
+    deciding = ranked if ranked[0].kind is AnswerType.REASON else ranked[:1]
+    if not any(item.is_kind for item in deciding):
         return []
     if max(item.worst_word for item in ranked) < _MIN_WORST_WORD:
         return []
@@ -185,24 +219,6 @@ def _mean(vectors: npt.NDArray[np.float32]) -> npt.NDArray[np.float32]:
     mean = vectors.sum(0)
     unit: npt.NDArray[np.float32] = mean / max(float(np.linalg.norm(mean)), 1e-12)
     return unit
-
-
-def _evidence(
-    candidate: _Candidate, weight: float, worst_word: float, *, is_kind: bool
-) -> Evidence:
-    return Evidence(
-        record=candidate.record,
-        document=candidate.document,
-        start=candidate.start,
-        end=candidate.end,
-        window_start=candidate.window_start,
-        window_end=candidate.window_end,
-        passage_start=candidate.hit.chunk.start,
-        passage_end=candidate.hit.chunk.end,
-        weight=weight,
-        worst_word=worst_word,
-        is_kind=is_kind,
-    )
 
 
 def _candidates(library: Library, scope: Scope, hits: Sequence[SearchHit]) -> list[_Candidate]:

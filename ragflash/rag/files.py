@@ -6,7 +6,6 @@ version. Names that people gave are labels in the catalogue and touch no path.
 
 import fcntl
 import os
-import shutil
 import threading
 from collections import OrderedDict
 from collections.abc import Iterator
@@ -18,6 +17,7 @@ from typing import IO, Self
 from uuid import uuid4
 
 from ragflash.errors import DataFolderLocked, DocumentTooLarge, StorageError
+from ragflash.rag.disk import Disk
 from ragflash_ingest import wire
 from ragflash_ingest.document import Document
 
@@ -88,6 +88,7 @@ class FileStore:
     """
 
     def __init__(self, folder: Path) -> None:
+        self._disk = Disk()
         self._blobs = folder / "blobs"
         self._parsed = folder / "parsed"
         self._incoming = folder / "incoming"
@@ -95,9 +96,18 @@ class FileStore:
         self._recent_lock = threading.Lock()
         with storage_errors(f"the data folder {folder} cannot be used"):
             for child in (self._blobs, self._parsed, self._incoming):
-                child.mkdir(mode=0o700, exist_ok=True)
-            for left_over in self._incoming.iterdir():
-                left_over.unlink()
+                self._disk.make_folder(child)
+
+    def left_overs(self) -> list[Path]:
+        """Files that were being written; while nothing is written, those that a crash left."""
+        with storage_errors("the data folder cannot be listed"):
+            return sorted(self._incoming.iterdir())
+
+    def remove_left_overs(self) -> None:
+        """Remove what a crash left half written; nothing may be being written."""
+        with storage_errors("the data folder cannot be tidied"):
+            for path in self._incoming.iterdir():
+                self._disk.remove(path)
 
     def stage(self, source: Path | bytes, max_bytes: int) -> StagedBlob:
         """Copy and hash a source, block by block.
@@ -107,31 +117,31 @@ class FileStore:
             StorageError: It cannot be read, or the disk refused.
         """
         path = self._incoming / uuid4().hex
-        try:
-            with storage_errors("the document cannot be stored"), path.open("xb") as target:
-                digest, size = sha256(), 0
-                for block in _blocks(source):
-                    size += len(block)
-                    _check_size(size, max_bytes)
-                    digest.update(block)
-                    target.write(block)
-                _flush(target)
-        except BaseException:
-            path.unlink(missing_ok=True)
-            raise
+        digest, size = sha256(), 0
+
+        def counted() -> Iterator[bytes]:
+            nonlocal size
+            for block in _blocks(source):
+                size += len(block)
+                _check_size(size, max_bytes)
+                digest.update(block)
+                yield block
+
+        with storage_errors("the document cannot be stored"):
+            self._disk.write(path, counted())
         return StagedBlob(path, digest.hexdigest(), size)
 
     def keep(self, staged: StagedBlob) -> None:
         """Give staged bytes their place; the same bytes have the same place."""
         place = self.blob_path(staged.sha256)
         with storage_errors("the document cannot be stored"):
-            place.parent.mkdir(mode=0o700, exist_ok=True)
-            staged.path.replace(place)
-            _flush_folder(place.parent)
+            self._disk.make_folder(place.parent)
+            self._disk.move(staged.path, place)
 
     def discard(self, staged: StagedBlob) -> None:
         """Drop staged bytes that are not needed."""
-        staged.path.unlink(missing_ok=True)
+        with storage_errors("the document's files cannot be removed"):
+            self._disk.remove(staged.path)
 
     def blob_path(self, digest: str) -> Path:
         """Where the original with this SHA-256 lies, if it does."""
@@ -141,11 +151,14 @@ class FileStore:
         """Store what a parser made of an original."""
         place = self._parsed_folder(digest, document.parser)
         with storage_errors("the document's text cannot be stored"):
-            place.mkdir(mode=0o700, parents=True, exist_ok=True)
+            self._disk.make_folder(place)
             if document.boxes is not None:
                 self._write(place / "boxes", document.boxes.to_bytes())
             self._write(place / "document.json", wire.to_json(document))
-            _flush_folder(place)
+
+    def has_document(self, digest: str, parser: str) -> bool:
+        """Whether what a parser made of an original is there."""
+        return (self._parsed_folder(digest, parser) / "document.json").is_file()
 
     def read_document(self, digest: str, parser: str) -> Document:
         """Load a parsed document.
@@ -166,10 +179,8 @@ class FileStore:
         with storage_errors("the document's files cannot be removed"), self._recent_lock:
             for key in [key for key in self._recent if key[0] == digest]:
                 del self._recent[key]
-            self.blob_path(digest).unlink(missing_ok=True)
-            folder = self._parsed / digest[:2] / digest
-            if folder.exists():
-                shutil.rmtree(folder)
+            self._disk.remove(self.blob_path(digest))
+            self._disk.remove_folder(self._parsed / digest[:2] / digest)
 
     def digests(self) -> set[str]:
         """SHA-256 of every original and of every original that something was made of."""
@@ -179,8 +190,8 @@ class FileStore:
     def _load(self, digest: str, parser: str) -> Document:
         place = self._parsed_folder(digest, parser)
         with storage_errors("the document's text cannot be read"):
-            header = (place / "document.json").read_bytes()
-            boxes = (place / "boxes").read_bytes() if (place / "boxes").exists() else b""
+            header = self._disk.read(place / "document.json")
+            boxes = self._disk.read(place / "boxes") if (place / "boxes").exists() else b""
         try:
             return wire.from_json(header, boxes)
         except (KeyError, TypeError, ValueError) as error:
@@ -192,10 +203,8 @@ class FileStore:
 
     def _write(self, place: Path, data: bytes) -> None:
         path = self._incoming / uuid4().hex
-        with path.open("xb") as file:
-            file.write(data)
-            _flush(file)
-        path.replace(place)
+        self._disk.write(path, (data,))
+        self._disk.move(path, place)
 
 
 def _check_size(size: int, max_bytes: int) -> None:
@@ -210,16 +219,3 @@ def _blocks(source: Path | bytes) -> Iterator[bytes]:
     with source.open("rb") as file:
         while block := file.read(_BLOCK_BYTES):
             yield block
-
-
-def _flush(file: IO[bytes]) -> None:
-    file.flush()
-    os.fsync(file.fileno())
-
-
-def _flush_folder(folder: Path) -> None:
-    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

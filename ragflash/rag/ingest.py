@@ -19,7 +19,7 @@ from ragflash.rag.embed import Embedder
 from ragflash.rag.erase import Eraser
 from ragflash.rag.files import FileStore, storage_errors
 from ragflash.rag.index import VectorIndex, VectorPoint
-from ragflash.rag.jobs import JobCancelled, JobControl, JobInterrupted, JobTable
+from ragflash.rag.jobs import MAX_ATTEMPTS, JobCancelled, JobControl, JobInterrupted, JobTable
 from ragflash.rag.records import ChunkRecord, DocumentRecord, DocumentState, JobState
 from ragflash.rag.sparse import document_vector
 from ragflash_ingest.chunk import chunk
@@ -93,6 +93,10 @@ class Ingestor:
         if document is None or document.state not in _UNFINISHED:
             self._jobs.move(control.job.id, JobState.CANCELLED)
             return
+        job_id = control.job.id
+        if control.attempts > MAX_ATTEMPTS:
+            self._give_up(document, control)
+            return
         try:
             control.check()
             if document.state in {DocumentState.QUEUED, DocumentState.PARSING}:
@@ -100,26 +104,55 @@ class Ingestor:
             self._embed(document, control)
             self._finish(document, control)
         except JobCancelled:
-            self.abandon(document, CANCELLED)
-            self._jobs.move(control.job.id, JobState.CANCELLED)
+            self.cancel(document, job_id)
         except RagflashError as error:
             reason = error.reason if isinstance(error, DocumentUnreadable) else error.code
-            self.abandon(document, reason)
-            self._jobs.move(control.job.id, JobState.FAILED, code=error.code, detail=error.detail)
+            self._fail(document, job_id, reason, error.code, error.detail)
         except JobInterrupted:
             raise
         except Exception:  # noqa: BLE001  (whatever one document does, the next one gets its turn)
             _log.exception("ingest failed in a way nobody foresaw", extra={"id": document.id})
-            self.abandon(document, RagflashError.code)
             detail = "the work stopped at an internal error; the server's log says more"
-            self._jobs.move(control.job.id, JobState.FAILED, code=RagflashError.code, detail=detail)
+            self._fail(document, job_id, RagflashError.code, RagflashError.code, detail)
 
-    def abandon(self, document: DocumentRecord, reason: str) -> None:
-        """Leave a document as failed, without passages or points."""
+    def cancel(self, document: DocumentRecord, job_id: str) -> None:
+        """End a job that is not wanted any more, and its document with it."""
+        self._end(document, job_id, JobState.CANCELLED, CANCELLED)
+
+    def _give_up(self, document: DocumentRecord, control: JobControl) -> None:
+        stage = control.job.stage or "queued"
+        detail = (
+            f"the process ended {MAX_ATTEMPTS} times while it worked on {document.name} "
+            f"(stage {stage}), so it is not tried again: send the file again to retry"
+        )
+        _log.error("a document that the process dies of is given up", extra={"id": document.id})
+        self._fail(document, control.job.id, FailureReason.CRASHED, RagflashError.code, detail)
+
+    def _fail(
+        self, document: DocumentRecord, job_id: str, reason: str, code: str, detail: str
+    ) -> None:
+        self._end(document, job_id, JobState.FAILED, reason, code, detail)
+
+    def _end(
+        self,
+        document: DocumentRecord,
+        job_id: str,
+        state: JobState,
+        reason: str,
+        code: str | None = None,
+        detail: str | None = None,
+    ) -> None:
+        """Leave a document as failed, without passages or points, and its job with it."""
         with self._db.transaction():
-            self._corpus.move(document.id, DocumentState.FAILED, reason)
+            self._jobs.move(job_id, state, code=code, detail=detail)
+            if not self._corpus.move(document.id, DocumentState.FAILED, reason):
+                return
             self._corpus.put_chunks(document, [], {})
-        self._index.delete_document(document.collection_id, document.id)
+        try:
+            self._index.delete_document(document.collection_id, document.id)
+        except RagflashError:
+            # Nothing finds them, and the next start, or `reconcile`, removes them.
+            _log.warning("points of a failed document stay", extra={"id": document.id})
 
     def _parse(self, document: DocumentRecord, control: JobControl) -> None:
         self._corpus.move(document.id, DocumentState.PARSING)
@@ -172,9 +205,28 @@ class Ingestor:
     def _embed(self, document: DocumentRecord, control: JobControl) -> None:
         """Embed and store batch by batch, from the first batch that is not stored yet."""
         passages = self._corpus.chunks(document.id)
+        stored = self._count(document)
+        control.advance(1 + stored)
+        whole = stored == len(passages)
+        first = stored if whole else stored // EMBED_BATCH * EMBED_BATCH
+        complete = self._store(document, passages, first, control)
+        if not complete and first:
+            _log.warning("stored points do not fit the passages", extra={"id": document.id})
+            self._index.delete_document(document.collection_id, document.id)
+            complete = self._store(document, passages, 0, control)
+        if not complete:
+            held = f"{self._count(document)} of {len(passages)} passages"
+            raise VectorStoreUnavailable(f"the vector store holds {held}")
+
+    def _store(
+        self,
+        document: DocumentRecord,
+        passages: Sequence[ChunkRecord],
+        first: int,
+        control: JobControl,
+    ) -> bool:
+        """Store passages from `first` on; whether the store counts what it should, each time."""
         total = len(passages)
-        stored = self._index.count(document.collection_id, document.id)
-        first = stored // EMBED_BATCH * EMBED_BATCH
         control.report("embedding", first, total)
         for start in range(first, total, EMBED_BATCH):
             batch = passages[start : start + EMBED_BATCH]
@@ -182,10 +234,13 @@ class Ingestor:
             points = self._points(document, batch, progress)
             control.check()
             self._index.upsert(points)
+            if self._count(document) != start + len(batch):
+                return False
         self._index.flush()
-        stored = self._index.count(document.collection_id, document.id)
-        if stored != total:
-            raise VectorStoreUnavailable(f"the vector store holds {stored} of {total} passages")
+        return self._count(document) == total
+
+    def _count(self, document: DocumentRecord) -> int:
+        return self._index.count(document.collection_id, document.id)
 
     def _points(
         self,
@@ -215,7 +270,7 @@ class Ingestor:
         missing = parsed is not None and any(w.startswith(_PAGE) for w in parsed.warnings)
         replaced = self._corpus.replaced_by(document.id)
         with self._db.transaction():
-            control.check()
+            control.hold()
             self._corpus.move(
                 document.id, DocumentState.PARTIAL if missing else DocumentState.READY
             )
@@ -223,7 +278,11 @@ class Ingestor:
                 self._corpus.move(replaced.id, DocumentState.DELETING)
             self._jobs.move(control.job.id, JobState.DONE)
         if replaced is not None:
-            self._eraser.purge(replaced)
+            try:
+                self._eraser.purge(replaced)
+            except RagflashError:
+                # It has its tombstone: nothing finds it, and the next start goes on.
+                _log.warning("a replaced document is not erased yet", extra={"id": replaced.id})
 
 
 def indexed_text(passage: Chunk | ChunkRecord) -> str:

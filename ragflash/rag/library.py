@@ -16,14 +16,14 @@ from ragflash.errors import Conflict, NotFound, StorageError, UnsafeName
 from ragflash.rag.assemble import LibraryConfig, Parts, assemble
 from ragflash.rag.embed import Embedder, TokenVectors
 from ragflash.rag.files import StagedBlob, storage_errors
-from ragflash.rag.ingest import CANCELLED, DocumentParser
+from ragflash.rag.ingest import DocumentParser
+from ragflash.rag.reconcile import Reconciliation
 from ragflash.rag.records import (
     ChunkRecord,
     DocumentRecord,
     DocumentState,
     DuplicatePolicy,
     JobRecord,
-    JobState,
     Scope,
     SearchHit,
     SearchMode,
@@ -62,12 +62,14 @@ class LibraryHealth:
 
     Attributes:
         documents: Number by state.
+        jobs: Likewise.
         open_jobs: Jobs that wait or run.
         worker_alive: Whether jobs are being worked on.
         free_bytes: Of the disk that the data folder is on.
     """
 
     documents: dict[str, int]
+    jobs: dict[str, int]
     chunks: int
     open_jobs: int
     worker_alive: bool
@@ -93,6 +95,7 @@ class Library:
         self._jobs = parts.jobs
         self._files = parts.files
         self._eraser = parts.eraser
+        self._reconciler = parts.reconciler
         self._ingestor = parts.ingestor
         self._worker = parts.worker
         self._retriever = parts.retriever
@@ -124,10 +127,27 @@ class Library:
         """
         with ExitStack() as stack:
             parts = assemble(config, embedder, stack, parser, count_tokens, on_drop)
-            parts.eraser.reconcile()
+            parts.reconciler.run()
             stack.callback(parts.worker.close)
             parts.worker.start()
             return cls(config, embedder, parts, stack.pop_all())
+
+    @staticmethod
+    def reconcile(
+        config: LibraryConfig, embedder: Embedder, *, dry_run: bool = False
+    ) -> Reconciliation:
+        """Find and, unless `dry_run`, put right what is out of line in a folder nobody has open.
+
+        What is queued again is worked on when a library is opened.
+
+        Raises:
+            DataFolderLocked: Another process has the folder.
+            IndexMismatch: A collection was built with another embedding model.
+            StorageError: The disk, the database or the vector store refused.
+        """
+        with ExitStack() as stack:
+            parts = assemble(config, embedder, stack, None, None, None)
+            return parts.reconciler.run(dry_run=dry_run, count_points=True)
 
     def close(self) -> None:
         """Interrupt the running job (it resumes at the next start) and give the folder up."""
@@ -145,6 +165,7 @@ class Library:
 
         `REUSE` returns the collection's document of the same bytes unless that has failed,
         `REPLACE` makes a new one that takes its place once it is searchable, `KEEP` keeps both.
+        But for `KEEP`, bytes that are being worked on are not worked on again.
 
         Raises:
             NotFound: The collection is not in scope.
@@ -218,7 +239,7 @@ class Library:
         with self._database.transaction():
             document = self._corpus.get(scope, document_id)
             self._corpus.move(document.id, DocumentState.DELETING)
-            self._jobs.move(self._jobs.of_document(document.id).id, JobState.CANCELLED)
+            self._jobs.cancel_all(document.id)
         self._worker.leave(document.id)
         self._eraser.purge(document)
 
@@ -273,11 +294,11 @@ class Library:
         """Ask a job to end; one that waits ends at once, one that runs between two batches."""
         with self._database.transaction():
             job = self._jobs.get(scope, job_id)
+            self._jobs.ask_to_cancel(job.id)
             if not self._worker.cancel(job.document_id) and not job.state.is_final:
                 document = self._corpus.find(job.document_id)
                 if document is not None:
-                    self._ingestor.abandon(document, CANCELLED)
-                self._jobs.move(job.id, JobState.CANCELLED)
+                    self._ingestor.cancel(document, job.id)
         return self._jobs.get(scope, job_id)
 
     def health(self) -> LibraryHealth:
@@ -286,6 +307,7 @@ class Library:
             free = shutil.disk_usage(self._config.data_dir).free
         return LibraryHealth(
             documents=self._corpus.count_by_state(),
+            jobs=self._jobs.count_by_state(),
             chunks=self._corpus.total_chunks(None),
             open_jobs=self._jobs.count_open(),
             worker_alive=self._worker.is_alive,
@@ -325,8 +347,10 @@ class Library:
             twin = None
             if policy is not DuplicatePolicy.KEEP:
                 twin = self._corpus.find_content(collection_id, staged.sha256)
+            if twin is not None and self._jobs.is_cancelling(twin.id):
+                twin = None  # it ends as failed, whoever else wants these bytes
             failed = twin if twin is not None and twin.state is DocumentState.FAILED else None
-            if twin is not None and failed is None and policy is DuplicatePolicy.REUSE:
+            if twin is not None and failed is None and _is_wanted(twin, policy):
                 self._corpus.add_alias(twin, name)
                 return AddResult(twin, self._jobs.of_document(twin.id), True), None
             if failed is not None:
@@ -338,6 +362,11 @@ class Library:
             self._corpus.add(document, replaces)
             job = self._jobs.add(document, now_ms)
         return AddResult(document, job, False), failed
+
+
+def _is_wanted(twin: DocumentRecord, policy: DuplicatePolicy) -> bool:
+    """Whether a document of the same bytes will do; one that is on its way always does."""
+    return policy is DuplicatePolicy.REUSE or not twin.state.is_searchable
 
 
 def _new_record(collection_id: str, name: str, staged: StagedBlob, now_ms: int) -> DocumentRecord:

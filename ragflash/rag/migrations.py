@@ -100,3 +100,19 @@ def jobs(db: Database) -> None:
         "CREATE INDEX jobs_by_state ON jobs (state, seq)",
         "CREATE INDEX jobs_by_document ON jobs (document_id)",
     )
+
+
+@MIGRATIONS(name="0004_job_leases")
+def job_leases(db: Database) -> None:
+    """Who works on a job and until when, how often a process died at it, and what was reached.
+
+    `mark` grows with what is stored for good; a step forward gives new attempts.
+    """
+    _run(
+        db,
+        "ALTER TABLE jobs ADD COLUMN owner TEXT",
+        "ALTER TABLE jobs ADD COLUMN lease_until_ms INTEGER NOT NULL DEFAULT 0",
+        "ALTER TABLE jobs ADD COLUMN attempts INTEGER NOT NULL DEFAULT 0",
+        "ALTER TABLE jobs ADD COLUMN mark INTEGER NOT NULL DEFAULT 0",
+        "ALTER TABLE jobs ADD COLUMN cancelling INTEGER NOT NULL DEFAULT 0",
+    )

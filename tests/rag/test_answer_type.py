@@ -2,7 +2,7 @@
 
 import pytest
 
-from ragflash.rag.answer_type import AnswerType, expected, holds
+from ragflash.rag.answer_type import AnswerType, expected, holds, names
 
 
 @pytest.mark.parametrize(
@@ -20,7 +20,7 @@ from ragflash.rag.answer_type import AnswerType, expected, holds
         ("Whose signature is needed?", AnswerType.PERSON),
         ("Tell me who founded it.", AnswerType.ANY),
         ("When should I call?", AnswerType.ANY),
-        ("Why is the sky blue?", AnswerType.ANY),
+        ("Why is the sky blue?", AnswerType.REASON),
         ("Wie viele Tage sind es?", AnswerType.ANY),
     ],
 )
@@ -47,7 +47,8 @@ HOLDING = [
     ("Who wrote it?", "It was written by Ada Lovelace."),
     ("Who wrote it?", "It was written by José García."),
     ("Who decides?", "The maintainers decide."),
-    ("Why?", ""),
+    ("Why?", "It runs twice because the first run only counts."),
+    ("Where does it run?", ""),
 ]
 
 
@@ -82,3 +83,13 @@ def test_numbers_of_the_question_do_not_count():
     asked = expected("How long does lesson 12 of 12 days take?")
     assert not holds(asked, "Go on with the 12 days.")
     assert holds(asked, "It takes 3 days.")
+
+
+def test_a_reason_is_marked():
+    assert not holds(expected("Why was it closed?"), "It was closed in June.")
+
+
+def test_names_codes_and_numbers_are_listed():
+    question = "Which limit does Firefox set in about_config for port 8080?"
+    assert names(question) == {"firefox", "about_config", "8080"}
+    assert names("Wie lange hält die Pumpe von Firefox?") == frozenset()

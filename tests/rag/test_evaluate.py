@@ -295,3 +295,13 @@ def test_rows_hold_what_the_figures_are_made_of():
     assert (row["located"], row["page_hits"], row["overlap"]) == (1, 1, 0.3333)
     assert (row["answered"], row["answerable"], row["total_ms"]) == (True, True, 3.0)
     assert [citation["pages"] for citation in row["citations"]] == [[1], [1]]
+
+
+@pytest.mark.parametrize("pages", [{}, {"pages": None}])
+def test_an_unanswerable_question_needs_no_pages(tmp_path, pages):
+    fields = {"document": "a.txt", "question": "Why?", "answerable": False, **pages}
+    folder = tmp_path / "set"
+    folder.mkdir()
+    (folder / "a.txt").write_text("Nothing.")
+    (folder / "questions.jsonl").write_text(json.dumps(fields))
+    assert read_questions(folder)[0].pages == ()

@@ -7,6 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ragflash.errors import NotFound
+from ragflash.rag.answer_type import AnswerType
 from ragflash.rag.evidence import (
     MAX_SENTENCE_CHARACTERS,
     WINDOW_CHARACTERS,
@@ -81,9 +82,18 @@ def whole(text: str, furniture: tuple[tuple[int, int], ...] = ()) -> Document:
     return Document(text, (page,), (), "text/plain", None, (), "test", furniture=furniture)
 
 
-def weighed(score: float, *, worst: float = 1.0, is_kind: bool = True, at: int = 0) -> Evidence:
+def weighed(
+    score: float,
+    *,
+    worst: float = 1.0,
+    kind: AnswerType = AnswerType.ANY,
+    is_kind: bool = True,
+    has_names: bool = True,
+    at: int = 0,
+) -> Evidence:
     document = whole("x" * 100)
-    return Evidence(None, document, at, at + 1, at, at + 1, 0, 100, score, worst, is_kind)
+    place = (None, document, at, at + 1, at, at + 1, 0, 100)
+    return Evidence(*place, score, worst, kind, is_kind, has_names)
 
 
 def test_the_sentence_with_the_words_of_the_question_is_first():
@@ -238,6 +248,27 @@ def test_what_is_far_from_the_best_is_not_kept():
 def test_nothing_is_kept_when_the_best_lacks_the_kind():
     assert select([weighed(2.0, is_kind=False), weighed(1.9)], 3) == []
     assert len(select([weighed(2.0), weighed(1.9, is_kind=False)], 3)) == 2
+
+
+def test_a_reason_may_stand_in_any_of_the_sentences():
+    without, reason = weighed(2.0, kind=AnswerType.REASON, is_kind=False), AnswerType.REASON
+    assert select([without, weighed(1.9, kind=reason, is_kind=False)], 3) == []
+    assert len(select([without, weighed(1.9, kind=reason)], 3)) == 2
+
+
+def test_no_answer_where_no_passage_holds_the_names():
+    assert select([weighed(2.0, has_names=False), weighed(1.9, has_names=False)], 3) == []
+    assert len(select([weighed(2.0, has_names=False), weighed(1.9)], 3)) == 2
+
+
+def test_names_may_stand_in_the_passage_or_its_heading():
+    text = "Firefox keeps its lock for long. The limit of the pump is two litres a day."
+    found = Shelf(a=text).gather("What is the limit that Firefox sets for the pump?")
+    assert all(item.has_names for item in found)
+    found = Shelf(a=text).gather("What is the limit that Chrome sets for the pump?")
+    assert not any(item.has_names for item in found)
+    found = Shelf(a=text).gather("Wie lange hält die Pumpe?")
+    assert all(item.has_names for item in found)
 
 
 def test_nothing_is_kept_when_every_window_leaves_a_word_unmet():
