@@ -5,6 +5,7 @@ import asyncio
 import pytest
 
 from ragflash.errors import EngineOverloaded
+from ragflash.rag.answer_type import AnswerType
 from ragflash.rag.evidence import Evidence
 from ragflash.rag.rerank import read_candidates
 from ragflash_ingest.document import Document, DocumentPage
@@ -19,7 +20,21 @@ DOCUMENT = Document(
 def evidence(word: str, weight: float = 1.0) -> Evidence:
     start = TEXT.index(word)
     end = TEXT.index(".", start) + 1
-    return Evidence(None, DOCUMENT, start, end, start, end, 0, len(TEXT), weight, 1.0, True)
+    return Evidence(
+        record=None,
+        document=DOCUMENT,
+        start=start,
+        end=end,
+        window_start=start,
+        window_end=end,
+        passage_start=0,
+        passage_end=len(TEXT),
+        weight=weight,
+        worst_word=1.0,
+        kind=AnswerType.ANY,
+        is_kind=True,
+        has_names=True,
+    )
 
 
 def read(engine: ScriptedEngine, *items: Evidence) -> list[Evidence]:
