@@ -95,8 +95,10 @@ def test_drops_everything_of_an_original(files, tmp_path):
 
 
 def test_clears_what_a_crash_left_half_written(files, tmp_path):
-    files.stage(b"x", 10)
-    FileStore(tmp_path)
+    staged = files.stage(b"x", 10)
+    again = FileStore(tmp_path)
+    assert again.left_overs() == [staged.path]
+    again.remove_left_overs()
     assert list((tmp_path / "incoming").iterdir()) == []
 
 

@@ -1,0 +1,83 @@
+"""A process that is killed anywhere loses nothing, doubles nothing, and leaves nothing behind."""
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+PROGRAM = Path(__file__).with_name("crashes.py")
+SHARED_MEMORY = Path("/dev/shm")
+ROOM_BYTES = 1 << 30
+# A kill leaves the page cache alone, so that a folder in memory tests the same and is faster.
+PARENT = (
+    SHARED_MEMORY
+    if SHARED_MEMORY.is_dir()
+    and os.access(SHARED_MEMORY, os.W_OK)
+    and shutil.disk_usage(SHARED_MEMORY).free > ROOM_BYTES
+    else None
+)
+
+
+@pytest.fixture
+def folders() -> Iterator[list[Path]]:
+    with tempfile.TemporaryDirectory(dir=PARENT, prefix="ragflash-") as parent:
+        yield [Path(parent) / str(number) for number in range(2)]
+
+
+def start(folder: Path, **plan: int) -> subprocess.Popen[str]:
+    environment = os.environ | {
+        "PYTHONPATH": os.pathsep.join(sys.path),
+        "OMP_NUM_THREADS": "1",
+        "OPENBLAS_NUM_THREADS": "1",
+    }
+    words = [f"{name}={value}" for name, value in plan.items()]
+    return subprocess.Popen(
+        [sys.executable, str(PROGRAM), str(folder), *words],
+        env=environment,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+
+
+def finish(process: subprocess.Popen[str]) -> dict[str, int]:
+    told, complaints = process.communicate()
+    assert process.returncode == 0, complaints[-4000:]
+    return json.loads(told)
+
+
+def kill_all_over(folders: list[Path], **plan: int) -> list[dict[str, int]]:
+    """Two programs at once, each with every second of the chosen boundaries."""
+    step = plan["every"]
+    running = [
+        start(folder, **{**plan, "seed": seed, "every": 2 * step, "offset": seed * step})
+        for seed, folder in enumerate(folders)
+    ]
+    return [finish(process) for process in running]
+
+
+def test_killed_at_two_hundred_places_everything_is_there_once(folders, record_property):
+    summaries = kill_all_over(folders, every=2, double=8, timed=6)
+    kills = sum(summary["kills"] for summary in summaries)
+    record_property("kills", kills)
+    record_property("boundaries", summaries[0]["boundaries"])
+    assert kills >= 200
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1200)
+def test_killed_at_every_boundary_everything_is_there_once(folders):
+    summaries = kill_all_over(folders, every=1, double=40, timed=40)
+    enumerated = sum(summary["enumerated"] for summary in summaries)
+    assert enumerated >= 0.95 * summaries[0]["boundaries"]
+
+
+def test_a_document_that_the_process_dies_of_is_given_up(folders):
+    summary = finish(start(folders[0], poison=1))
+    assert summary == {"deaths": 3}
