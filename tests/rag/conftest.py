@@ -5,6 +5,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
 import pytest
@@ -15,6 +16,9 @@ from ragflash.rag.records import DuplicatePolicy, Scope, SearchHit
 from ragflash.rag.sparse import analyse
 from ragflash_ingest.document import Document, DocumentPage
 from ragflash_ingest.pool import ParseCancelled
+
+if TYPE_CHECKING:
+    from tests.rag.qdrant_stub import QdrantStub
 
 
 @cache
@@ -173,3 +177,18 @@ def shelf(module_shelf, request) -> Iterator[Shelf]:
 @pytest.fixture
 def add(own_shelf: Shelf) -> Callable[..., str]:
     return own_shelf.add
+
+
+@pytest.fixture(scope="session")
+def qdrant_server(tmp_path_factory) -> "Iterator[QdrantStub]":
+    from tests.rag.qdrant_stub import running  # its imports take seconds, and few tests need it
+
+    with running(tmp_path_factory.mktemp("qdrant")) as stub:
+        yield stub
+
+
+@pytest.fixture
+def qdrant(qdrant_server: "QdrantStub") -> "Iterator[QdrantStub]":
+    """A Qdrant server that is empty and well."""
+    yield qdrant_server
+    qdrant_server.reset()
