@@ -1,6 +1,6 @@
 """What the routes need from the rest of the program, and how they get it."""
 
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Protocol
@@ -9,6 +9,7 @@ from fastapi import Depends, Request
 
 from ragflash.api.problems import NotReady
 from ragflash.engine.request import EngineInfo, Event, GenerateRequest
+from ragflash.engine.stats import EngineStats
 from ragflash.errors import EngineDead, RagflashError
 from ragflash.rag.records import (
     DEFAULT_COLLECTION,
@@ -81,6 +82,15 @@ class DocumentPage(Protocol):
     def has_more(self) -> bool: ...
 
 
+class LibraryState(Protocol):
+    """How many documents and jobs there are in each state."""
+
+    @property
+    def documents(self) -> Mapping[str, int]: ...
+    @property
+    def jobs(self) -> Mapping[str, int]: ...
+
+
 class DocumentLibrary(Protocol):
     """The stored documents; every call blocks and may come from any thread."""
 
@@ -107,6 +117,7 @@ class DocumentLibrary(Protocol):
         limit: int = ...,
         mode: SearchMode = ...,
     ) -> Sequence[SearchHit]: ...
+    def health(self) -> LibraryState: ...
     def list(self, scope: Scope, *, limit: int, after: str | None) -> DocumentPage: ...
 
 
@@ -121,6 +132,7 @@ class TextEngine(Protocol):
 
     def generate(self, request: GenerateRequest) -> AsyncGenerator[Event, None]: ...
     def info(self) -> EngineInfo: ...
+    def stats(self) -> EngineStats: ...
     @property
     def is_alive(self) -> bool: ...
 
@@ -192,6 +204,10 @@ class Services:
     def engine_info(self) -> EngineInfo | None:
         """Describe the model; `None` while it is not loaded."""
         return None if self._engine is None else self._engine.info()
+
+    def engine_stats(self) -> EngineStats | None:
+        """Say what the model has done and is doing; `None` while it is not loaded."""
+        return None if self._engine is None else self._engine.stats()
 
     def _absence(self, what: str) -> RagflashError:
         return self.failure or NotReady(f"{what}; try again in a few seconds")

@@ -14,7 +14,7 @@ from starlette.datastructures import Headers, MutableHeaders
 from starlette.exceptions import HTTPException
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from ragflash import log
+from ragflash import log, metrics
 from ragflash.api.deps import ApiConfig
 from ragflash.api.problems import RequestRefused, error_response
 from ragflash.errors import AccessDenied, DocumentTooLarge, RagflashError
@@ -25,19 +25,23 @@ OPEN_PATHS = frozenset({"/healthz"})
 _REQUEST_ID = re.compile(r"[A-Za-z0-9._:-]{1,64}")
 _FRAMING_BYTES = 64 * 1024  # boundaries, part headers and fields around an uploaded file
 _UPLOAD_PATH = "/v1/documents"
+_CLIENT_LEFT = 499  # before there was a reply
 _REQUEST_BYTES = 16 * 1024 * 1024  # of any other body, which is held in memory
 
 logger = logging.getLogger(__name__)
 
 
 class RequestId:
-    """Takes the client's `X-Request-Id` or makes one; it is in the reply, errors and log."""
+    """Takes the client's `X-Request-Id` or makes one; it is in the reply, errors and log.
+
+    As the outermost of all it also measures what a request takes.
+    """
 
     def __init__(self, app: ASGIApp) -> None:
         self._app = app
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Log one line a request."""
+        """Log one line a request, and count it."""
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
@@ -56,14 +60,26 @@ class RequestId:
 
         try:
             await self._app(scope, receive, send_with_id)
+        except Exception:
+            status = status or 500  # the framework's outermost layer replies
+            raise
         finally:
-            fields = {
-                "method": scope["method"],
-                "path": scope["path"],
-                "status": status,
-                "ms": round((time.perf_counter() - started) * 1000, 1),
-            }
-            logger.info("request ended", extra=fields)
+            _record(scope, status or _CLIENT_LEFT, time.perf_counter() - started)
+
+
+def _record(scope: Scope, status: int, seconds: float) -> None:
+    # A path has ids in it and a refused one anything at all; a route's pattern has neither.
+    route = getattr(scope.get("route"), "path", "other")
+    method = scope["method"] if "route" in scope else "other"
+    metrics.HTTP_REQUESTS.labels(method, route, status).inc()
+    metrics.HTTP_REQUEST_SECONDS.labels(route).observe(seconds)
+    fields = {
+        "method": scope["method"],
+        "path": scope["path"],
+        "status": status,
+        "ms": round(seconds * 1000, 1),
+    }
+    logger.info("request ended", extra=fields)
 
 
 class Guard:

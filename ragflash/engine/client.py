@@ -26,6 +26,7 @@ from ragflash.engine.request import (
     Scored,
     ScoreRequest,
 )
+from ragflash.engine.stats import EngineStats
 from ragflash.engine.tokens import Template, Tokenizer
 from ragflash.errors import ContextTooLong, EngineDead, InputError
 
@@ -62,6 +63,10 @@ class EngineClient:
     def info(self) -> EngineInfo:
         """Return what a reply says about the engine."""
         return self._info
+
+    def stats(self) -> EngineStats:
+        """Return what the engine has done and is doing."""
+        return self._worker.stats()
 
     def constraints_supported(self) -> frozenset[str]:
         """Return the names of the constraints that requests may carry."""

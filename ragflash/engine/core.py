@@ -6,7 +6,7 @@ Knows nothing of threads and clients; `worker` calls it.
 import logging
 from collections.abc import Callable
 from collections.abc import Sequence as Run
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 
 import torch
 
@@ -25,6 +25,7 @@ from ragflash.engine.request import (
 from ragflash.engine.runner import Runner
 from ragflash.engine.scheduler import PlannedRows, Scheduler
 from ragflash.engine.sequence import Phase, Sequence
+from ragflash.engine.stats import EngineStats, Totals
 from ragflash.engine.tokens import Tokenizer
 from ragflash.errors import EngineOverloaded, GenerationCancelled, RagflashError
 from ragflash.kvcache.allocator import PagesExhausted
@@ -80,11 +81,29 @@ class EngineCore:
         self._vocabulary = vocabulary
         self._drafter_factory = drafter_factory
         self._draft_tokens = draft_tokens
+        self._totals = Totals()
 
     @property
     def is_idle(self) -> bool:
         """Whether no request is in flight."""
         return not self._scheduler.running and not self._scheduler.waiting
+
+    def stats(self, num_handed_over: int = 0) -> EngineStats:
+        """Look at the engine, from any thread; `num_handed_over` jobs are not added yet."""
+        scheduler, totals = self._scheduler, self._totals
+        num_waiting = len(scheduler.waiting)
+        return EngineStats(
+            queued=num_handed_over + num_waiting,
+            waiting=num_waiting,
+            running=len(scheduler.running),
+            forward_steps=self._runner.num_forwards,
+            forward_rows=self._runner.num_rows,
+            segments=len(self._store),
+            pages_used=scheduler.num_pages_used,
+            pages=scheduler.num_pages,
+            evictions=self._store.num_evicted,
+            **asdict(totals),
+        )
 
     def add(self, job: Job) -> None:
         """Queue a job."""
@@ -235,7 +254,8 @@ class EngineCore:
                 source_ids=segments[-1].source_ids,
             )
         except PagesExhausted:
-            _log.info("segment not stored: no page is free", extra={"request_id": sequence.id})
+            fields = {"request_id": sequence.job.trace, "generation": sequence.id}
+            _log.info("segment not stored: no page is free", extra=fields)
             return
         if pending is not None:
             self._runner.fill(pending)
@@ -262,6 +282,7 @@ class EngineCore:
 
     def _send(self, sequence: Sequence, events: Run[Event]) -> None:
         for event in events:
+            self._totals.count(event)
             sequence.job.emit(event)
 
 

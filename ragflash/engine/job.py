@@ -4,6 +4,7 @@ import threading
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
+from ragflash import log
 from ragflash.engine.constrain import Cursor
 from ragflash.engine.prompt import CompiledPrompt
 from ragflash.engine.request import Event, Request
@@ -19,6 +20,7 @@ class Job:
         targets: Token ids of the texts to score.
         emit: Takes events, from the worker thread; it does not block.
         submitted_at: Seconds of the monotonic clock.
+        trace: Id of the HTTP request that it serves, for the log; empty outside a server.
         cancelled: Set from any thread when nobody waits for events any more.
     """
 
@@ -29,6 +31,7 @@ class Job:
     targets: tuple[tuple[int, ...], ...]
     emit: Callable[[Event], None]
     submitted_at: float
+    trace: str = field(default_factory=log.request_id.get)
     cancelled: threading.Event = field(default_factory=threading.Event)
 
     @property

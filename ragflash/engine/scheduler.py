@@ -68,6 +68,16 @@ class Scheduler:
         yield from self.running
         yield from self.waiting
 
+    @property
+    def num_pages(self) -> int:
+        """Pages that there are."""
+        return self._allocator.num_pages
+
+    @property
+    def num_pages_used(self) -> int:
+        """Pages that sequences or stored segments hold."""
+        return self._allocator.num_pages - self._allocator.num_free
+
     def add(self, sequence: Sequence) -> None:
         """Queue a sequence."""
         self.waiting.append(sequence)

@@ -15,6 +15,7 @@ from dataclasses import dataclass, replace
 from ragflash.engine.core import EngineCore
 from ragflash.engine.job import Job
 from ragflash.engine.request import Event, Failed, Finished
+from ragflash.engine.stats import EngineStats
 from ragflash.errors import EngineDead, EngineOverloaded, GenerationCancelled, RagflashError
 
 _log = logging.getLogger(__name__)
@@ -59,6 +60,10 @@ class Worker:
     def is_alive(self) -> bool:
         """Whether jobs are accepted."""
         return self._is_open
+
+    def stats(self) -> EngineStats:
+        """Look at the engine, from any thread."""
+        return self._core.stats(self._inbox.qsize())
 
     def submit(self, job: Job) -> None:
         """Hand a job over; its events come from the worker thread.

@@ -116,7 +116,14 @@ class PendingSegment:
 
 
 class SegmentStore(Protocol):
-    """Keeps segments. Called from the worker thread only."""
+    """Keeps segments. Called from the worker thread only, but for the two numbers."""
+
+    def __len__(self) -> int:
+        """Return how many segments are stored."""
+
+    @property
+    def num_evicted(self) -> int:
+        """Segments that were dropped so far to make room."""
 
     def lookup(
         self, segments: Sequence[tuple[int, ...]], *, identity: str, namespace: str

@@ -50,10 +50,16 @@ class SegmentTree:
         self._pending: dict[bytes, _Node] = {}
         self._num_following: Counter[_Place] = Counter()
         self._evicted: OrderedDict[bytes, None] = OrderedDict()
+        self._num_evicted = 0
 
     def __len__(self) -> int:
         """Return how many segments are stored."""
         return len(self._nodes)
+
+    @property
+    def num_evicted(self) -> int:
+        """See `SegmentStore.num_evicted`."""
+        return self._num_evicted
 
     def lookup(
         self, segments: Sequence[tuple[int, ...]], *, identity: str, namespace: str
@@ -158,6 +164,7 @@ class SegmentTree:
                 break
             del self._nodes[victim.segment.key]
             self._forget(victim)
+            self._num_evicted += 1
             self._evicted[victim.segment.key] = None
             if len(self._evicted) > _EVICTED_KEYS_REMEMBERED:
                 self._evicted.popitem(last=False)

@@ -3,9 +3,11 @@
 import asyncio
 import hashlib
 import tempfile
+from collections import Counter
 from collections.abc import AsyncGenerator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import httpx
@@ -24,6 +26,7 @@ from ragflash.engine.request import (
     Timings,
     Usage,
 )
+from ragflash.engine.stats import EngineStats
 from ragflash.errors import NotFound, QuestionBlank, RagflashError, UnsafeName
 from ragflash.rag.records import (
     Answer,
@@ -119,6 +122,9 @@ class FakeEngine(Scripted):
     def info(self) -> EngineInfo:
         return INFO
 
+    def stats(self) -> EngineStats:
+        return EngineStats(*range(1, 17))
+
 
 def answer(question: str = "How long are records kept?") -> Answer:
     quote = "Records are kept for seven years."
@@ -212,12 +218,6 @@ class FakeAdded:
     deduplicated: bool
 
 
-@dataclass(frozen=True)
-class FakeListing:
-    items: tuple[DocumentRecord, ...]
-    has_more: bool
-
-
 class FakeLibrary:
     """Documents in a dictionary; a job moves one step whenever somebody looks at it."""
 
@@ -288,11 +288,18 @@ class FakeLibrary:
             raise NotFound(f"there is no document {document_id!r}")
         return record
 
-    def list(self, scope: Scope, *, limit: int = 20, after: str | None = None) -> FakeListing:
+    def health(self) -> SimpleNamespace:
+        records, jobs = self.records.values(), self.jobs.values()
+        return SimpleNamespace(
+            documents=Counter(r.state.value for r in records),
+            jobs=Counter(j.state.value for j in jobs),
+        )
+
+    def list(self, scope: Scope, *, limit: int = 20, after: str | None = None) -> SimpleNamespace:
         items = [record for record in self.records.values() if record.collection_id in scope]
         if after is not None:
             items = items[items.index(self.get(scope, after)) + 1 :]
-        return FakeListing(tuple(items[:limit]), len(items) > limit)
+        return SimpleNamespace(items=items[:limit], has_more=len(items) > limit)
 
     def delete(self, scope: Scope, document_id: str) -> None:
         del self.records[self.get(scope, document_id).id]

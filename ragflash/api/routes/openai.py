@@ -13,6 +13,7 @@ from uuid import uuid4
 from fastapi import APIRouter, Request
 from fastapi.responses import JSONResponse, Response
 
+from ragflash import metrics
 from ragflash.api.deps import Provided
 from ragflash.api.openai_schemas import (
     FINISH_REASONS,
@@ -95,6 +96,7 @@ async def _ended(
                     yield number, event
                 case Finished():
                     num_ended += 1
+                    metrics.FIRST_TOKEN_SECONDS.observe(event.timings.ttft_ms / 1000)
                     yield number, event
     if num_ended < num_choices:
         raise EngineError("the engine ended the request without a result")
