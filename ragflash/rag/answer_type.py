@@ -160,6 +160,11 @@ def names(text: str) -> frozenset[str]:
     return frozenset(name.lower() for name in _NAME.findall(text.strip()) if name != "I")
 
 
+def holds_words(text: str, words: frozenset[str]) -> bool:
+    """Whether a text, in lower case, holds each of the words whole."""
+    return all(re.search(rf"(?<!\w){re.escape(word)}(?!\w)", text) for word in words)
+
+
 def holds(asked: Asked, text: str) -> bool:
     """Whether a text has something of the kind asked for."""
     pattern = _MARKS.get(asked.kind)

@@ -8,6 +8,7 @@ entailment.
 import re
 from collections.abc import Sequence
 
+from ragflash.rag.answer_type import holds_words
 from ragflash.rag.sparse import query_weights
 from ragflash_ingest.normalise import normalise
 from ragflash_ingest.sentences import sentences
@@ -42,7 +43,7 @@ def is_supported(sentence: str, basis: str, basis_terms: set[int]) -> bool:
     if not _numbers(sentence) <= _numbers(basis):
         return False
     folded = basis.casefold()
-    if not all(_holds_word(folded, name.casefold()) for name in _NAME.findall(sentence)):
+    if not holds_words(folded, frozenset(map(str.casefold, _NAME.findall(sentence)))):
         return False
     own = set(query_weights(sentence))
     return bool(own) and len(own & basis_terms) >= _MIN_SHARE * len(own)
@@ -52,7 +53,3 @@ def _numbers(text: str) -> set[str]:
     """Numbers as written, and the parts of ranges, dates and times."""
     whole = {number.rstrip(".,:/-") for number in _NUMBER.findall(text)}
     return whole | {part for number in whole for part in _NUMBER_JOINT.split(number)}
-
-
-def _holds_word(text: str, word: str) -> bool:
-    return re.search(rf"(?<!\w){re.escape(word)}(?!\w)", text) is not None

@@ -16,7 +16,7 @@ from itertools import groupby
 import numpy as np
 import numpy.typing as npt
 
-from ragflash.rag.answer_type import AnswerType, expected, holds, names
+from ragflash.rag.answer_type import AnswerType, expected, holds, holds_words, names
 from ragflash.rag.embed import TokenVectors
 from ragflash.rag.library import Library
 from ragflash.rag.quotes import is_quotable
@@ -160,7 +160,7 @@ def gather(
                 worst_word=float(met.min()),
                 kind=asked_for.kind,
                 is_kind=is_kind,
-                has_names=all(name in candidate.surroundings for name in asked_names),
+                has_names=holds_words(candidate.surroundings, asked_names),
             )
         )
     return sorted(evidence, key=lambda item: -item.weight)
@@ -170,8 +170,8 @@ def select(evidence: Sequence[Evidence], limit: int) -> list[Evidence]:
     """Keep what supports an answer: at most `limit` sentences, best first, or none at all.
 
     There is no answer when the best sentence lacks the kind of thing asked for (a reason may stand
-    in any of them), when no passage holds the names asked about, or when some word of the question
-    is met by nothing in any window. How close the texts are says little: questions that a document
+    in any of them), when no passage holds the names asked about, or when every window leaves some
+    word of the question unmet. How close the texts are says little: questions that a document
     nearly answers are the closest of all.
     """
     ranked = sorted(evidence, key=lambda item: -item.score)[:limit]

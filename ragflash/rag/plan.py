@@ -41,7 +41,7 @@ def plan(library: Library, engine: EngineClient | None, scope: Scope, request: A
     context = "retrieved"
     if mode is AskMode.FULL:
         context = "single" if len(records) == 1 else "bundle"
-    namespace = "+".join(sorted({record.collection_id for record in records}))
+    namespace = "\x1f".join(sorted({record.collection_id for record in records}))
     return Plan(records, mode, reason, context, namespace)
 
 
