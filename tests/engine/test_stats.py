@@ -1,6 +1,8 @@
+import logging
 import threading
 from dataclasses import asdict
 
+from ragflash import log
 from ragflash.engine.request import DraftMode
 from tests.engine.harness import toy_engine
 from tests.engine.toys import ask, byte_tokenizer, chain, document, greedy_model
@@ -64,3 +66,14 @@ def test_failures_and_evictions_are_counted():
         stats = asdict(engine.client.stats())
     assert stats["evictions"] >= 1
     assert stats["finished"] + stats["failed"] == 5
+
+
+def test_what_the_engine_logs_names_the_http_request(caplog):
+    model = greedy_model(following, TOKENIZER.vocab_size)
+    token = log.request_id.set("trace-7")
+    with toy_engine(model, TOKENIZER, num_pages=2) as engine, caplog.at_level(logging.INFO):
+        engine.complete(ask("?", document("d" * 300, "d"), max_tokens=4, name="chat-1"))
+    log.request_id.reset(token)
+    (line,) = caplog.records
+    assert line.getMessage() == "segment not stored: no page is free"
+    assert (line.request_id, line.generation) == ("trace-7", "chat-1")
