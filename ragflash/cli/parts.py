@@ -17,7 +17,8 @@ if TYPE_CHECKING:
     from ragflash.engine.client import EngineClient
     from ragflash.gguf.tokenizer import Tokenizer
     from ragflash.rag.embed import Embedder
-    from ragflash.rag.library import Library
+    from ragflash.rag.library import Library, LibraryConfig
+    from ragflash.rag.reconcile import Reconciliation
 
 SCOPE = Scope(frozenset({DEFAULT_COLLECTION}))
 
@@ -88,20 +89,26 @@ def open_library(settings: Settings, slot: EngineSlot | None = None) -> "Library
         DataFolderLocked: Another process has it.
         ModelMissing: There is no embedding model.
     """
-    from ragflash.rag.library import Library, LibraryConfig  # noqa: PLC0415  (loads the store)
+    from ragflash.rag.library import Library  # noqa: PLC0415  (loads the store)
 
-    config = LibraryConfig(
-        data_dir=settings.data_dir,
-        max_upload_bytes=settings.max_upload_bytes,
-        parse_timeout_s=settings.parse_timeout_s,
-        parse_memory_bytes=settings.parse_memory_bytes,
-    )
     return Library.open(
-        config,
+        _config(settings),
         _embedder(settings),
         count_tokens=_token_counter(settings),
         on_drop=slot.forget if slot is not None else None,
     )
+
+
+def repair(settings: Settings, *, dry_run: bool) -> "Reconciliation":
+    """Put the data folder right while nobody has it open, or only look.
+
+    Raises:
+        DataFolderLocked: Another process has it.
+        ModelMissing: There is no embedding model.
+    """
+    from ragflash.rag.library import Library  # noqa: PLC0415  (loads the store)
+
+    return Library.reconcile(_config(settings), _embedder(settings), dry_run=dry_run)
 
 
 @contextmanager
@@ -150,6 +157,17 @@ def find_document(library: "Library", id_or_name: str) -> DocumentRecord:
             "`ragflash documents` lists them"
         )
     return named
+
+
+def _config(settings: Settings) -> "LibraryConfig":
+    from ragflash.rag.library import LibraryConfig  # noqa: PLC0415  (loads the store)
+
+    return LibraryConfig(
+        data_dir=settings.data_dir,
+        max_upload_bytes=settings.max_upload_bytes,
+        parse_timeout_s=settings.parse_timeout_s,
+        parse_memory_bytes=settings.parse_memory_bytes,
+    )
 
 
 def _embedder(settings: Settings) -> "Embedder":
