@@ -23,6 +23,7 @@ class FailureReason(StrEnum):
     CORRUPT = "corrupt"
     ENCODING_UNKNOWN = "encoding_unknown"
     UNSUPPORTED_TYPE = "unsupported_type"
+    TOO_LARGE = "too_large"
     TOO_SLOW = "too_slow"
     OUT_OF_MEMORY = "out_of_memory"
     CRASHED = "crashed"
@@ -55,8 +56,8 @@ class DocumentPage:
     """One page's range of the text.
 
     Attributes:
-        number: Physical page, from 1.
-        label: The number printed on the page ("iii"), where the file says so.
+        number: Physical page, slide or sheet, from 1.
+        label: The number printed on the page ("iii"), where the file says so; a sheet's name.
         width: Points; None for formats without paper.
         error: Why the page could not be read; its text is then empty.
     """

@@ -1,6 +1,7 @@
 import gzip
 
 import pytest
+from office_files import make_epub, make_ods, make_ole, make_xls, zip_of
 
 from ragflash_ingest.document import FailureReason, ParseError
 from ragflash_ingest.sniff import MediaType, sniff
@@ -18,7 +19,17 @@ from ragflash_ingest.sniff import MediaType, sniff
         (b"<p>part of a page", "part.HTML", MediaType.HTML),
         (b"# Title", "README.md", MediaType.MARKDOWN),
         (b"# Title", "README", MediaType.TEXT),
-        (b"a,b\n1,2", "table.csv", MediaType.TEXT),
+        (b"a,b\n1,2", "table.csv", MediaType.CSV),
+        (b"a\tb\n1\t2", "table.tsv", MediaType.TSV),
+        (b"Subject: Hi\n\nHello", "mail.eml", MediaType.EMAIL),
+        (b"def f(): pass", "f.py", MediaType.CODE),
+        (b"def f(): pass", "f.unknown", MediaType.TEXT),
+        (zip_of({"[Content_Types].xml": "", "word/document2.xml": ""}), "a.txt", MediaType.DOCX),
+        (zip_of({"[Content_Types].xml": "", "ppt/presentation.xml": ""}), "a", MediaType.PPTX),
+        (zip_of({"[Content_Types].xml": "", "xl/workbook.bin": ""}), "a.doc", MediaType.XLSX),
+        (make_ods([["x"]]), "a.zip", MediaType.ODS),
+        (make_epub({"a.xhtml": "x"}), "a", MediaType.EPUB),
+        (make_xls([(0, 0, "x")]), "a", MediaType.XLS),
         (b"one NUL\0 does not make it binary", "a.txt", MediaType.TEXT),
         ("Serial: ZX".encode("utf-16-le"), "a.txt", MediaType.TEXT),
         ("保証期間".encode("shift_jis"), "a.txt", MediaType.TEXT),
@@ -32,7 +43,9 @@ def test_content_decides_and_the_name_only_among_texts(data, name, kind):
     "data",
     [
         b"\x89PNG\r\n\x1a\n" + bytes(60),
-        b"PK\x03\x04" + bytes(30),
+        zip_of({"a.pdf": "%PDF-1.7"}),
+        make_ole("PowerPoint Document"),
+        make_ole("Something"),
         gzip.compress(b"text " * 99),
         b"{\\rtf1 text}",
         b"%!PS-Adobe-3.0",
@@ -49,3 +62,9 @@ def test_nothing_is_empty():
     with pytest.raises(ParseError) as caught:
         sniff(b"", "a.pdf")
     assert caught.value.reason is FailureReason.EMPTY
+
+
+def test_a_container_cut_short_is_damaged():
+    with pytest.raises(ParseError) as caught:
+        sniff(b"PK\x03\x04" + bytes(30), "a.docx")
+    assert caught.value.reason is FailureReason.CORRUPT

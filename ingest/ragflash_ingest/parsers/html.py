@@ -7,11 +7,11 @@ from selectolax.lexbor import LexborHTMLParser, LexborNode
 
 from ragflash_ingest.document import Document, FailureReason, ParseError, Section
 from ragflash_ingest.encoding import decode
+from ragflash_ingest.parsers.tables import CELL_SEPARATOR
 from ragflash_ingest.parsers.text import canonical, single_page
 from ragflash_ingest.sniff import MediaType
 
 PARSER = "html 1"
-CELL_SEPARATOR = " | "
 
 _DECLARED = re.compile(rb"""<meta[^>]+charset\s*=\s*["']?\s*([\w.:-]+)""", re.IGNORECASE)
 _UNSEEN_TAGS = """
@@ -39,25 +39,49 @@ def parse(data: bytes) -> Document:
     """
     declared = _DECLARED.search(data[:2048])
     decoded = decode(data, declared=declared[1].decode("ascii") if declared else None)
-    tree = LexborHTMLParser(canonical(decoded.text))
+    page = render(canonical(decoded.text))
+    if not page.text.strip():
+        raise ParseError(FailureReason.EMPTY, "the page shows no text")
+    return Document(
+        text=page.text,
+        pages=single_page(page.text),
+        sections=page.sections,
+        media_type=MediaType.HTML,
+        encoding=decoded.encoding,
+        warnings=decoded.warnings + hidden_warning(page.hidden),
+        parser=PARSER,
+        title=page.title,
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class Rendered:
+    """What a reader of a page sees; `hidden` counts the parts that were left out."""
+
+    text: str
+    sections: tuple[Section, ...]
+    hidden: int
+    title: str | None
+
+
+def render(markup: str) -> Rendered:
+    """Text of a page, which may be empty, and its headings."""
+    tree = LexborHTMLParser(markup)
     writer = _Writer()
     if tree.body is not None:
         _walk(tree.body, writer)
-    text = "".join(writer.pieces)
-    if not text.strip():
-        raise ParseError(FailureReason.EMPTY, "the page shows no text")
     title = tree.css_first("head > title")
-    hidden = (f"{writer.hidden} hidden parts were left out",) if writer.hidden else ()
-    return Document(
-        text=text,
-        pages=single_page(text),
-        sections=tuple(writer.sections),
-        media_type=MediaType.HTML,
-        encoding=decoded.encoding,
-        warnings=decoded.warnings + hidden,
-        parser=PARSER,
-        title=(" ".join(title.text().split()) or None) if title else None,
+    return Rendered(
+        "".join(writer.pieces),
+        tuple(writer.sections),
+        writer.hidden,
+        (" ".join(title.text().split()) or None) if title else None,
     )
+
+
+def hidden_warning(hidden: int) -> tuple[str, ...]:
+    """The sentence about parts that were left out, if there are any."""
+    return (f"{hidden} hidden parts were left out",) if hidden else ()
 
 
 @dataclass(slots=True)

@@ -37,10 +37,15 @@ def canonical(text: str) -> str:
     Raises:
         ParseError: `empty`.
     """
-    clean = _CONTROLS.sub("", _LINE_END.sub("\n", text.replace("\f", "\n")))
-    if not clean.strip():
+    shown = clean(text)
+    if not shown.strip():
         raise ParseError(FailureReason.EMPTY, "the file holds nothing but white space")
-    return clean
+    return shown
+
+
+def clean(text: str) -> str:
+    r"""Make a part of a text canonical: "\v" and "\f" are line ends too."""
+    return _CONTROLS.sub("", _LINE_END.sub("\n", text.replace("\f", "\n").replace("\v", "\n")))
 
 
 def single_page(text: str) -> tuple[DocumentPage, ...]:
