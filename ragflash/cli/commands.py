@@ -3,7 +3,7 @@
 import typer
 
 from ragflash import __version__
-from ragflash.cli import ask, demo, documents, evaluate, reconcile, serve
+from ragflash.cli import ask, demo, doctor, documents, evaluate, reconcile, serve
 from ragflash.cli.options import JsonOption
 from ragflash.cli.output import Output
 
@@ -24,6 +24,7 @@ app.add_typer(documents.app, name="documents")
 app.command()(reconcile.reconcile)
 app.command("eval")(evaluate.evaluate)
 app.command()(demo.demo)
+app.command()(doctor.doctor)
 
 
 @app.command()
