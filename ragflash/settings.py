@@ -72,6 +72,18 @@ class Settings(BaseSettings):
         None,
         description="Folder of a sentence-transformers model; unset takes the packaged one.",
     )
+    qdrant_url: str | None = Field(
+        None,
+        pattern=r"^https?://[^/@\s]+/?$",
+        description="Qdrant server that holds the vectors, as http://host:6333; unset keeps them "
+        "in the data folder.",
+    )
+    qdrant_api_key: SecretStr | None = Field(
+        None, min_length=1, description="Key of the Qdrant server; it needs to read and write."
+    )
+    qdrant_timeout_s: int = Field(
+        30, ge=1, description="Longest wait for one answer of the Qdrant server, in seconds."
+    )
     parse_timeout_s: float = Field(
         120.0, gt=0, description="Longest time a parser may spend on one document, in seconds."
     )

@@ -8,7 +8,7 @@ from functools import cache, partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ragflash.errors import ModelMissing, NotFound
+from ragflash.errors import ModelMissing, NotFound, SettingInvalid
 from ragflash.gguf.packaged import packaged_model_path
 from ragflash.rag.records import DEFAULT_COLLECTION, DocumentRecord, Scope
 from ragflash.settings import Settings
@@ -18,6 +18,8 @@ if TYPE_CHECKING:
     from ragflash.gguf.tokenizer import Tokenizer
     from ragflash.rag.embed import Embedder
     from ragflash.rag.library import Library, LibraryConfig
+    from ragflash.rag.move import MoveResult
+    from ragflash.rag.placement import ServerAddress
     from ragflash.rag.reconcile import Reconciliation
 
 SCOPE = Scope(frozenset({DEFAULT_COLLECTION}))
@@ -88,6 +90,8 @@ def open_library(settings: Settings, slot: EngineSlot | None = None) -> "Library
     Raises:
         DataFolderLocked: Another process has it.
         ModelMissing: There is no embedding model.
+        Conflict: The vectors are in another store than the one configured.
+        VectorStoreUnavailable: The Qdrant server does not answer, or refuses.
     """
     from ragflash.rag.library import Library  # noqa: PLC0415  (loads the store)
 
@@ -109,6 +113,29 @@ def repair(settings: Settings, *, dry_run: bool) -> "Reconciliation":
     from ragflash.rag.library import Library  # noqa: PLC0415  (loads the store)
 
     return Library.reconcile(_config(settings), _embedder(settings), dry_run=dry_run)
+
+
+def move_store(
+    settings: Settings, *, back: bool, report: Callable[[int, int], None]
+) -> "MoveResult":
+    """Move the vectors to the Qdrant server, or `back` into the data folder.
+
+    Raises:
+        SettingInvalid: No server is configured.
+        DataFolderLocked: Another process has the data folder.
+        VectorStoreUnavailable: The server does not answer, or refuses.
+    """
+    from ragflash.rag.move import move_points  # noqa: PLC0415  (loads the store)
+    from ragflash.rag.placement import StoreKind  # noqa: PLC0415
+
+    server = _vector_server(settings)
+    if server is None:
+        raise SettingInvalid(
+            "no Qdrant server is named: set RAGFLASH_QDRANT_URL to the one that the vectors are to "
+            "be moved to, or back from"
+        )
+    to = StoreKind.EMBEDDED if back else StoreKind.SERVER
+    return move_points(settings.data_dir, server, _embedder(settings), to, report)
 
 
 @contextmanager
@@ -167,6 +194,20 @@ def _config(settings: Settings) -> "LibraryConfig":
         max_upload_bytes=settings.max_upload_bytes,
         parse_timeout_s=settings.parse_timeout_s,
         parse_memory_bytes=settings.parse_memory_bytes,
+        server=_vector_server(settings),
+    )
+
+
+def _vector_server(settings: Settings) -> "ServerAddress | None":
+    from ragflash.rag.placement import ServerAddress  # noqa: PLC0415  (with the library)
+
+    if settings.qdrant_url is None:
+        return None
+    key = settings.qdrant_api_key
+    return ServerAddress(
+        url=settings.qdrant_url,
+        api_key=key.get_secret_value() if key is not None else None,
+        timeout_s=settings.qdrant_timeout_s,
     )
 
 

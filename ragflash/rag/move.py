@@ -26,14 +26,16 @@ class MoveResult:
         documents: In the store, all told.
         points: In the store, all told.
         copied: Documents copied by this run; an earlier one may have copied the others.
+        was_there: The store was the library's already, and nothing was looked at.
     """
 
     documents: int
     points: int
     copied: int
+    was_there: bool = False
 
 
-def move_store(
+def move_points(
     data_dir: Path, server: ServerAddress, embedder: Embedder, to: StoreKind, report: Report
 ) -> MoveResult:
     """Move all vectors to the store `to`; a run that is interrupted is continued by the next.
@@ -59,7 +61,7 @@ def move_store(
         remote = open_server(placement, server, embedder, create=True)
         stack.callback(remote.close)
         source, target = (embedded, remote) if to is StoreKind.SERVER else (remote, embedded)
-        result = MoveResult(0, 0, 0)
+        result = MoveResult(0, 0, 0, was_there=True)
         if placement.kind is not to:
             if corpus.total_chunks(None) and not source.documents():
                 raise Conflict(
