@@ -145,6 +145,7 @@ def test_entities_that_grow_are_refused():
         (make_docx(lambda word: None), FailureReason.EMPTY),
         (make_docx(fill)[:-300], FailureReason.CORRUPT),
         (changed(make_docx(fill), document_xml=lambda old: old[:99]), FailureReason.CORRUPT),
+        (changed(make_docx(fill), document_xml=lambda _: b"<x/>"), FailureReason.CORRUPT),
         (zip_of({"[Content_Types].xml": "<x/>", "word/x.xml": "<x/>"}), FailureReason.CORRUPT),
         (make_ole("EncryptedPackage"), FailureReason.ENCRYPTED),
         (make_ole("WordDocument"), FailureReason.UNSUPPORTED_TYPE),

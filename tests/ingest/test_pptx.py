@@ -62,6 +62,10 @@ def test_no_entity_is_read_from_outside(tmp_path):
     assert "SECRET" not in text
 
 
+def without_targets(relations):
+    return relations.replace(b" Target=", b" Aim=")
+
+
 @pytest.mark.parametrize(
     ("data", "reason"),
     [
@@ -69,6 +73,7 @@ def test_no_entity_is_read_from_outside(tmp_path):
         (make_pptx(fill)[:-300], FailureReason.CORRUPT),
         (changed(make_pptx(fill), slide1_xml=lambda old: old[:99]), FailureReason.CORRUPT),
         (changed(make_pptx(fill), slide1_xml=lambda _: b"<x/>"), FailureReason.CORRUPT),
+        (changed(make_pptx(fill), slide1_xml_rels=without_targets), FailureReason.CORRUPT),
     ],
 )
 def test_what_cannot_be_read_says_why(data, reason):

@@ -52,14 +52,16 @@ def parse(data: bytes) -> Document:
         ParseError: `encrypted`, `corrupt`, `too_large`, or `empty`.
     """
     import docx  # noqa: PLC0415  (half a second that only Word files need)
+    from docx.exceptions import PythonDocxError  # noqa: PLC0415  (as above)
 
     archive = unpack(data)
-    with opening("Word file"):
+    with opening("Word file", PythonDocxError):
         word = docx.Document(archive.repack(_as_document))
         walk = _Walk(_read_styles(word))
         notes = list(_notes(word))
         title = word.core_properties.title.strip() or None
-    walk.blocks(word.element.body)
+        body = word.element.body
+    walk.blocks(body)
     if notes:
         walk.writer.heading("Notes", 1)
     for note in notes:

@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from pptx.shapes.base import BaseShape
     from pptx.slide import Slide
     from pptx.table import Table
+    from pptx.text.text import TextFrame
 
 PARSER = "pptx 1"
 
@@ -31,10 +32,11 @@ def parse(data: bytes) -> Document:
         ParseError: `encrypted`, `corrupt`, `too_large`, or `empty`.
     """
     import pptx  # noqa: PLC0415  (half a second that only presentations need)
+    from pptx.exc import PythonPptxError  # noqa: PLC0415  (as above)
 
     archive = unpack(data)
     writer = TextWriter()
-    with opening("presentation"):
+    with opening("presentation", PythonPptxError):
         show = pptx.Presentation(archive.repack(_as_presentation))
         for slide in show.slides:
             _write_slide(slide, writer)
@@ -52,18 +54,22 @@ def _as_presentation(name: str, data: bytes) -> bytes:
 def _write_slide(slide: "Slide", writer: TextWriter) -> None:
     title = slide.shapes.title
     if title is not None:
-        writer.heading(title.text_frame.text, 1)
+        writer.heading(_text(title.text_frame), 1)
     for shape in _flat(slide.shapes):
         if title is not None and shape.shape_id == title.shape_id:
             continue
         if shape.has_text_frame and not _is_furniture(shape):
-            writer.paragraph(shape.text_frame.text)  # type: ignore[attr-defined]  # has_text_frame
+            writer.paragraph(_text(shape.text_frame))  # type: ignore[attr-defined]  # has_text_frame
         elif shape.has_table:
             writer.table(_rows(shape.table))  # type: ignore[attr-defined]  # has_table
     notes = slide.notes_slide.notes_text_frame if slide.has_notes_slide else None
-    if notes is not None and notes.text.strip():
-        writer.paragraph(f"Notes: {notes.text.strip()}")
+    if notes is not None and (spoken := _text(notes).strip()):
+        writer.paragraph(f"Notes: {spoken}")
     writer.end_page()
+
+
+def _text(frame: "TextFrame") -> str:
+    return frame.text.replace("\v", "\n")  # a line break inside a paragraph
 
 
 def _flat(shapes: "Iterable[BaseShape]") -> "Iterator[BaseShape]":

@@ -44,8 +44,8 @@ def canonical(text: str) -> str:
 
 
 def clean(text: str) -> str:
-    r"""Make a part of a text canonical: "\v" and "\f" are line ends too."""
-    return _CONTROLS.sub("", _LINE_END.sub("\n", text.replace("\f", "\n").replace("\v", "\n")))
+    """Make a part of a text canonical; it may be blank."""
+    return _CONTROLS.sub("", _LINE_END.sub("\n", text.replace("\f", "\n")))
 
 
 def single_page(text: str) -> tuple[DocumentPage, ...]:
