@@ -78,7 +78,11 @@ class ResponseFormat(_Lenient):
 
 
 class ChatBody(_Lenient):
-    """A chat completion request; without `temperature` decoding is greedy."""
+    """A chat completion request; without `temperature` decoding is greedy.
+
+    Log-probabilities are of the distribution after penalties and bias, before temperature and cuts,
+    for the tokens whose text is in the reply. With a `seed`, each of `n` choices comes out the same again.
+    """
 
     model: str
     messages: Annotated[list[MessageBody], Field(min_length=1)]
