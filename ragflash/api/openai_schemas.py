@@ -81,7 +81,8 @@ class ChatBody(_Lenient):
     """A chat completion request; without `temperature` decoding is greedy.
 
     Log-probabilities are of the distribution after penalties and bias, before temperature and cuts,
-    for the tokens whose text is in the reply. With a `seed`, each of `n` choices comes out the same again.
+    for the tokens whose text is in the reply. With a `seed`, each of `n` choices comes out the same
+    again.
     """
 
     model: str
