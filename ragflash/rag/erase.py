@@ -42,3 +42,9 @@ class Eraser:
         self._db.shred()
         with self._db.changed:
             self._db.changed.notify_all()
+
+    def drop_unowned(self, digest: str) -> None:
+        """Remove files that were stored for a document whose row could not be."""
+        with self._db.changed:
+            if digest not in self._corpus.digests():
+                self._files.drop(digest)

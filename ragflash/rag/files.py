@@ -204,7 +204,11 @@ class FileStore:
     def _write(self, place: Path, data: bytes) -> None:
         path = self._incoming / uuid4().hex
         self._disk.write(path, (data,))
-        self._disk.move(path, place)
+        try:
+            self._disk.move(path, place)
+        except OSError:
+            self._disk.remove(path)
+            raise
 
 
 def _check_size(size: int, max_bytes: int) -> None:

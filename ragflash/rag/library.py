@@ -3,7 +3,7 @@
 import shutil
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Self
@@ -182,6 +182,10 @@ class Library:
         staged = self._files.stage(source, self._config.max_upload_bytes)
         try:
             result, failed = self._add_staged(collection_id, label, staged, on_duplicate)
+        except StorageError:
+            with suppress(StorageError):  # what then stays, the next start removes
+                self._eraser.drop_unowned(staged.sha256)
+            raise
         finally:
             self._files.discard(staged)
         if failed is not None:
@@ -355,12 +359,12 @@ class Library:
                 return AddResult(twin, self._jobs.of_document(twin.id), True), None
             if failed is not None:
                 self._corpus.move(failed.id, DocumentState.DELETING)
-            self._files.keep(staged)
             self._corpus.add_collection(collection_id, self._embedder.fingerprint, now_ms)
             document = _new_record(collection_id, name, staged, now_ms)
             replaces = twin.id if twin is not None and failed is None else None
             self._corpus.add(document, replaces)
             job = self._jobs.add(document, now_ms)
+            self._files.keep(staged)
         return AddResult(document, job, False), failed
 
 
