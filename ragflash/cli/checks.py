@@ -11,10 +11,12 @@ import platform
 import re
 import shutil
 import sys
+import urllib.request
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass
 from enum import StrEnum
+from http.client import HTTPException
 from pathlib import Path
 
 from ragflash.cli.parts import model_path
@@ -31,6 +33,7 @@ __all__ = ["CHECKS", "Finding", "Level", "examine"]
 _GIB = 1 << 30
 _LOW_DISK_BYTES = _GIB
 _NO_DISK_BYTES = 100 << 20
+_ASK_S = 3.0
 _MIN_PYTHON = (3, 11)
 _REQUIREMENT = re.compile(r"([A-Za-z0-9._-]+)(?:==([0-9][0-9A-Za-z.]*)$)?")
 
@@ -66,7 +69,7 @@ def examine(settings: Settings, checks: Mapping[str, Check] | None = None) -> It
     for name, check in (checks or CHECKS).items():
         try:
             yield check(settings)
-        except (RagflashError, ImportError, OSError, ValueError) as error:
+        except (RagflashError, ImportError, OSError, ValueError, HTTPException) as error:
             said = error.detail if isinstance(error, RagflashError) else str(error)
             yield Finding(name, Level.FAIL, said, _ADVICE[name])
 
@@ -155,6 +158,14 @@ def check_data(settings: Settings) -> Finding:
     return Finding("data", Level.OK, said)
 
 
+def check_vectors(settings: Settings) -> Finding:
+    """Ask the Qdrant server, if one is named, whether it is ready."""
+    if settings.qdrant_url is None:
+        return Finding("vectors", Level.OK, "kept in the data folder")
+    with urllib.request.urlopen(settings.qdrant_url.rstrip("/") + "/readyz", timeout=_ASK_S):
+        return Finding("vectors", Level.OK, f"the server at {settings.qdrant_url} is ready")
+
+
 def check_port(settings: Settings) -> Finding:
     """Try to listen where `serve` would."""
     settings.check_exposure()
@@ -228,6 +239,7 @@ CHECKS: dict[str, Check] = {
     "model": check_model,
     "embedder": check_embedder,
     "data": check_data,
+    "vectors": check_vectors,
     "port": check_port,
     "cpu": check_cpu,
     "memory": check_memory,
@@ -241,6 +253,8 @@ _ADVICE = {
     "embedder": "run `pip install ragflash[models]`, or name the folder of a "
     "sentence-transformers model with RAGFLASH_EMBED_MODEL",
     "data": "free some space, or name another folder with RAGFLASH_DATA_DIR",
+    "vectors": "start that Qdrant server, or unset RAGFLASH_QDRANT_URL if the vectors are in the "
+    "data folder",
     "port": "stop what listens there, or choose another with RAGFLASH_PORT (0 takes a free one)",
     "cpu": "unset RAGFLASH_DTYPE: bfloat16 is many times slower here",
     "memory": "lower RAGFLASH_KV_BYTES, name a smaller model, or close other programs",

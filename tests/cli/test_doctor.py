@@ -3,6 +3,7 @@
 import importlib.metadata
 import shutil
 import socket
+import threading
 from types import SimpleNamespace
 
 import pytest
@@ -120,6 +121,29 @@ def test_data_folders(healthy, monkeypatch, data_dir, tmp_path) -> None:
     (tmp_path / "file").write_text("in the way")
     monkeypatch.setenv("RAGFLASH_DATA_DIR", str(tmp_path / "file" / "data"))
     assert finding("data").level is Level.FAIL
+
+
+@pytest.mark.parametrize(
+    ("status", "level"), [("200 OK", Level.OK), ("503 Service Unavailable", Level.FAIL)]
+)
+def test_vector_servers(healthy, monkeypatch, status: str, level: Level) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+
+        def answer_once() -> None:
+            connection, _ = listener.accept()
+            with connection:
+                assert connection.recv(4096).startswith(b"GET /readyz ")
+                connection.sendall(f"HTTP/1.1 {status}\r\nContent-Length: 0\r\n\r\n".encode())
+
+        thread = threading.Thread(target=answer_once)
+        thread.start()
+        port = listener.getsockname()[1]
+        monkeypatch.setenv("RAGFLASH_QDRANT_URL", f"http://127.0.0.1:{port}")
+        assert finding("vectors").level is level
+        thread.join(10)
+    found = finding("vectors")
+    assert found.level is Level.FAIL, "nobody listens any more"
+    assert "RAGFLASH_QDRANT_URL" in found.advice
 
 
 def test_ports(healthy, monkeypatch) -> None:
