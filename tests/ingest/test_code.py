@@ -20,7 +20,7 @@ def größe(x):
 
 class Scale(Base):
     """Weighs."""
-    unit = "kg"
+    unit: str = "kg"
 
     async def read(self): ...
 
@@ -48,6 +48,18 @@ impl fmt::Display for Point {
 }
 
 mod tests { fn works() {} }
+"""
+C = """struct point;
+static struct point *make(void);
+struct point { int x; };
+/* Makes one. */
+static struct point *make(void)
+{
+    return 0;
+}
+#ifdef TEST
+int main(void) { return 0; }
+#endif
 """
 
 
@@ -84,6 +96,15 @@ mod tests { fn works() {} }
                 ("fn fmt(&self)", 2, "fn fmt"),
                 ("mod tests", 1, "mod tests"),
                 ("fn works()", 2, "fn works"),
+            ],
+        ),
+        (
+            C,
+            "a.c",
+            [
+                ("struct point", 1, "struct point {"),
+                ("static struct point *make(void)", 1, "/* Makes one. */"),
+                ("int main(void)", 1, "int main"),
             ],
         ),
     ],

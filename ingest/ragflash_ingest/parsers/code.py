@@ -20,16 +20,20 @@ PARSER = "code 1"
 
 _MAX_LEVEL = 8
 _TITLE_CHARS = 120
-# What grammars call a thing with a name and a body; the first group is not looked into.
-_DEFINITION = re.compile(
-    r"""(?:(constructor|function|generator_function|macro|method|singleton_method)
-        |abstract_class|class|enum|extension|impl|interface|internal_module|mod|module|namespace
-        |object|protocol|record|struct|trait|type|type_alias|union)
-    (?:_declaration|_definition|_expression|_item|_spec|_specifier)?""",
+# What grammars call a thing with a name and a body; functions are not looked into.
+_FUNCTION = re.compile(
+    r"(?:constructor|function|generator_function|macro|method)_(?:declaration|definition|item)"
+    r"|function_expression|method|singleton_method"
+)
+_CONTAINER = re.compile(
+    r"""(?:abstract_class|class|enum|extension|impl|interface|mod|namespace|object|protocol
+        |record|struct|trait|type|type_alias|union)
+        _(?:declaration|definition|item|spec|specifier)
+    |class|internal_module|module""",
     re.VERBOSE,
 )
 _FUNCTION_VALUES = {"arrow_function", "function_expression"}
-_TRANSPARENT = re.compile(r"preproc_.*|linkage_specification|declaration_list")
+_TRANSPARENT = re.compile(r"preproc_(?:if|ifdef|elif|else)|linkage_specification|declaration_list")
 _ABOVE = re.compile(r".*comment|attribute_item|attribute_list|annotation|decorator")
 
 
@@ -86,23 +90,22 @@ def _marks(container: "Node", level: int) -> Iterator[_Mark]:
     last: Node | None = None
     after_definition = False
     for child in container.named_children:
-        definition = _definition(child)
         if _ABOVE.fullmatch(child.type):
             own_line = last is None or last.end_point.row < child.start_point.row
             if above is None or not _touch(last, child):
                 above = child if own_line else None
-        elif definition is not None:
+        elif _TRANSPARENT.fullmatch(child.type):
+            yield from _marks(child, level)
+            above, after_definition = None, True
+        elif (definition := _definition(child)) is not None:
             start = above if above is not None and _touch(last, child) else child
             named = definition if child.type == "decorated_definition" else child
             body = definition.child_by_field_name("body")
             end = body.start_byte if body else child.end_byte
             yield _Mark(start.start_byte, named.start_byte, end, level)
-            if level < _MAX_LEVEL and not _is_function(definition):
+            if level < _MAX_LEVEL and _CONTAINER.fullmatch(definition.type):
                 yield from _marks(_body(definition), level + 1)
             above, after_definition = None, True
-        elif _TRANSPARENT.fullmatch(child.type):
-            yield from _marks(child, level)
-            above = None
         else:
             if after_definition:
                 yield _Mark(child.start_byte, child.start_byte, child.end_byte, level)
@@ -116,20 +119,23 @@ def _touch(upper: "Node | None", lower: "Node") -> bool:
 
 def _definition(node: "Node") -> "Node | None":
     """The definition that a node is, or wraps (exports, decorators, templates, `const f =`)."""
-    if _DEFINITION.fullmatch(node.type):
+    if _defines(node):
         return node
     for child in node.named_children:
         value = child.child_by_field_name("value")
-        if _DEFINITION.fullmatch(child.type) or (value and value.type in _FUNCTION_VALUES):
+        if _defines(child) or (value and value.type in _FUNCTION_VALUES):
             return child
         if child.type == "lexical_declaration":  # exported
             return _definition(child)
     return None
 
 
-def _is_function(definition: "Node") -> bool:
-    match = _DEFINITION.fullmatch(definition.type)
-    return match is None or match[1] is not None
+def _defines(node: "Node") -> bool:
+    if _FUNCTION.fullmatch(node.type):
+        return True
+    # In C, `struct S x;` only uses what has the same type of node.
+    is_use = node.type.endswith("_specifier") and node.child_by_field_name("body") is None
+    return bool(_CONTAINER.fullmatch(node.type)) and not is_use
 
 
 def _body(definition: "Node") -> "Node":
