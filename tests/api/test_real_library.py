@@ -126,3 +126,10 @@ def test_what_another_collection_holds_is_not_there(real: World) -> None:
         expected = unknown["detail"].replace("doc_none", hidden)
         assert reply.json()["detail"] == expected
     assert real.send("GET", "/v1/documents").json()["data"] == []
+
+
+def test_metrics_count_what_the_library_holds(real: World) -> None:
+    upload(real)
+    shown = real.send("GET", "/metrics").text
+    assert 'ragflash_documents{state="ready"} 1.0' in shown
+    assert 'ragflash_jobs{state="done"} 1.0' in shown
