@@ -11,6 +11,7 @@ from ragflash.cli import ask, documents
 from ragflash.cli.options import DataDirOption, JsonOption, ModelOption
 from ragflash.cli.output import Output
 from ragflash.cli.parts import library_and_engine
+from ragflash.cli.provenance import provenance
 from ragflash.rag.records import Answer, AskMode, AskRequest, DocumentRecord
 from ragflash.samples import sample_path
 from ragflash.settings import load_settings
@@ -75,6 +76,7 @@ def demo(
         output.say(f"\n{comparison['text']}\n\n{_NEXT}")
         output.result(
             {
+                **provenance(),
                 "documents": [DocumentOut.of(record).model_dump(mode="json") for record in records],
                 "answers": [
                     AnswerOut.of(answer).model_dump(mode="json") for answer in looked_up + read
