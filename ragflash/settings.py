@@ -74,7 +74,7 @@ class Settings(BaseSettings):
     )
     qdrant_url: str | None = Field(
         None,
-        pattern=r"^https?://[^/@\s]+/?$",
+        pattern=r"^https?://[^@\s]+$",
         description="Qdrant server that holds the vectors, as http://host:6333; unset keeps them "
         "in the data folder.",
     )

@@ -14,7 +14,7 @@ import numpy.typing as npt
 from qdrant_client import QdrantClient, models
 from qdrant_client.http.exceptions import UnexpectedResponse
 
-from ragflash.errors import Conflict, StorageError, VectorStoreUnavailable
+from ragflash.errors import Conflict, SettingInvalid, StorageError, VectorStoreUnavailable
 from ragflash.rag.index import (
     BATCH_POINTS,
     DENSE,
@@ -46,13 +46,18 @@ class QdrantServerIndex:
         self._url = server.url
         self._collection = collection
         self._call = ServerCalls(server.url, retry).run
-        self._client = QdrantClient(
-            url=server.url,
-            port=None,
-            timeout=server.timeout_s,
-            headers={"api-key": server.api_key} if server.api_key is not None else None,
-            check_compatibility=False,
-        )
+        try:
+            self._client = QdrantClient(
+                url=server.url,
+                port=None,
+                timeout=server.timeout_s,
+                headers={"api-key": server.api_key} if server.api_key is not None else None,
+                check_compatibility=False,
+            )
+        except ValueError as error:
+            raise SettingInvalid(
+                f"RAGFLASH_QDRANT_URL is not the address of a server: {error}"
+            ) from error
 
     @classmethod
     def open(
@@ -67,6 +72,7 @@ class QdrantServerIndex:
         """Connect, and create the collection and its payload indexes if they are not there.
 
         Raises:
+            SettingInvalid: The URL is not an address.
             VectorStoreUnavailable: The server does not answer, or refuses.
             StorageError: The collection holds vectors of another kind or dimension.
             Conflict: There is no collection, and none is to be created.

@@ -6,6 +6,7 @@ server knows it. The catalogue alone cannot tell a store that holds nothing from
 
 import json
 import os
+import re
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from hashlib import sha256
@@ -13,10 +14,11 @@ from pathlib import Path
 from typing import Self
 from uuid import uuid4
 
-from ragflash.errors import StorageError
+from ragflash.errors import SettingInvalid, StorageError
 from ragflash.rag.files import storage_errors
 
 _FILE = "vectors.json"
+_HEADER_VALUE = re.compile(r"[\x21-\x7e]+")
 
 
 class StoreKind(StrEnum):
@@ -33,11 +35,21 @@ class ServerAddress:
     Attributes:
         url: `http://` or `https://`, host and port.
         timeout_s: Longest wait for one answer; whole seconds.
+
+    Raises:
+        SettingInvalid: The key cannot be sent; the text does not show it, as a client's would.
     """
 
     url: str
     api_key: str | None = field(default=None, repr=False)
     timeout_s: int = 30
+
+    def __post_init__(self) -> None:
+        if self.api_key is not None and not _HEADER_VALUE.fullmatch(self.api_key):
+            raise SettingInvalid(
+                "RAGFLASH_QDRANT_API_KEY holds characters that an HTTP header cannot carry, as "
+                "a line's end or a space: set it to the key alone"
+            )
 
 
 @dataclass(frozen=True, slots=True)

@@ -35,11 +35,11 @@ def test_a_move_needs_a_server(run):
 
 
 def test_the_key_is_sent(run, law, monkeypatch, server):
-    server.api_key = "the right key"
+    server.api_key = "the-right-key"
     refused = run("ingest", law)
     assert refused.exit_code == 1
     assert "RAGFLASH_QDRANT_API_KEY" in refused.stderr
-    monkeypatch.setenv("RAGFLASH_QDRANT_API_KEY", "the right key")
+    monkeypatch.setenv("RAGFLASH_QDRANT_API_KEY", "the-right-key")
     assert run("ingest", law).exit_code == 0
 
 

@@ -266,6 +266,7 @@ def add_counting_routes(app: FastAPI, stub: QdrantStub) -> None:
     @app.post("/collections/{name}/facet")
     def facet(name: str, body: models.FacetRequest):
         held = stub.get(name)
+        check_indexed(body.key, held.fields)
         scope = to_edge_filter(body.filter, held.fields)
         found = held.shard.facet(
             edge.FacetRequest(key=body.key, limit=body.limit, exact=body.exact, filter=scope)
@@ -343,11 +344,15 @@ def to_edge_condition(condition: models.Condition, fields: set[str]):
     if isinstance(condition, models.HasIdCondition):
         return edge.HasIdCondition(set(condition.has_id))
     assert isinstance(condition, models.FieldCondition)
-    if condition.key not in fields:
-        raise HTTPException(400, f"Bad request: Index required but not found for {condition.key}")
+    check_indexed(condition.key, fields)
     if isinstance(condition.match, models.MatchAny):
         return edge.FieldCondition(condition.key, match=edge.MatchAny(condition.match.any))
     return edge.FieldCondition(condition.key, match=edge.MatchValue(condition.match.value))
+
+
+def check_indexed(key: str, fields: set[str]) -> None:
+    if key not in fields:
+        raise HTTPException(400, f"Bad request: Index required but not found for {key}")
 
 
 @contextmanager

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from qdrant_client import models
 
-from ragflash.errors import Conflict, StorageError, VectorStoreUnavailable
+from ragflash.errors import Conflict, SettingInvalid, StorageError, VectorStoreUnavailable
 from ragflash.rag.index import BATCH_POINTS, INDEXED_FIELDS, VectorPoint
 from ragflash.rag.index_server import BATCH_BYTES, QdrantServerIndex, batches
 from ragflash.rag.placement import ServerAddress
@@ -132,12 +132,24 @@ def test_a_server_that_is_not_there_is_told():
 
 @pytest.mark.parametrize("key", [None, "wrong"])
 def test_a_refused_key_is_told_at_once_and_never_shown(open_index, qdrant, key):
-    qdrant.api_key = "the right key"
+    qdrant.api_key = "the-right-key"
     with pytest.raises(VectorStoreUnavailable, match=r"401.*RAGFLASH_QDRANT_API_KEY") as caught:
         open_index(api_key=key)
     assert len(qdrant.requests) == 1
     assert "wrong" not in str(caught.value)
-    assert open_index(api_key="the right key").documents() == set()
+    assert open_index(api_key="the-right-key").documents() == set()
+
+
+@pytest.mark.parametrize("key", ["secret\n", "se cret", "sécret", ""])
+def test_a_key_that_cannot_be_sent_is_told_and_not_shown(key):
+    with pytest.raises(SettingInvalid, match="RAGFLASH_QDRANT_API_KEY") as caught:
+        ServerAddress("http://127.0.0.1", key)
+    assert "cret" not in str(caught.value)
+
+
+def test_an_address_with_an_impossible_port_is_told():
+    with pytest.raises(SettingInvalid, match="RAGFLASH_QDRANT_URL"):
+        QdrantServerIndex.open(ServerAddress("http://127.0.0.1:99999"), NAME, 4)
 
 
 def test_an_address_does_not_show_its_key():
