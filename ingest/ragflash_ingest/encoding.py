@@ -115,7 +115,7 @@ def utf16_without_mark(data: bytes) -> str | None:
 def _strict(data: bytes, encoding: str) -> str | None:
     try:
         return data.decode(encoding)
-    except (UnicodeDecodeError, LookupError):
+    except (ValueError, LookupError):  # of the bytes, or of the encoding's name
         return None
 
 

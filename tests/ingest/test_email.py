@@ -79,8 +79,10 @@ def test_subjects_of_any_kind(header, shown):
     assert json.loads(wire.to_json(document))["title"] == shown
 
 
-def test_an_unknown_charset_is_guessed():
-    data = "Subject: x\nContent-Type: text/plain; charset=zzz\n\nPreis für Jörg".encode()
+@pytest.mark.parametrize("charset", ["zzz", "utf\0-7", "rot13"])
+def test_an_unknown_charset_is_guessed(charset):
+    head = f"Subject: x\nContent-Type: text/plain; charset={charset}\n\n"
+    data = head.encode() + "Preis für Jörg".encode("cp1252")
     assert parse_bytes(data, "a.eml").text == "Subject: x\n\nPreis für Jörg"
 
 
