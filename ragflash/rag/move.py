@@ -58,12 +58,14 @@ def move_points(
         placement = Placement.load(data_dir)
         embedded = open_embedded(placement, data_dir, embedder)
         stack.callback(embedded.close)
-        remote = open_server(placement, server, embedder, create=True)
+        holds_passages = corpus.total_chunks(None) > 0
+        is_source = to is StoreKind.EMBEDDED and placement.kind is not to and holds_passages
+        remote = open_server(placement, server, embedder, create=not is_source)
         stack.callback(remote.close)
         source, target = (embedded, remote) if to is StoreKind.SERVER else (remote, embedded)
         result = MoveResult(0, 0, 0, was_there=True)
         if placement.kind is not to:
-            if corpus.total_chunks(None) and not source.documents():
+            if holds_passages and not source.documents():
                 raise Conflict(
                     f"the {placement.kind} store holds no vectors, though the catalogue lists "
                     "passages: nothing was moved; see that RAGFLASH_QDRANT_URL is the right server"

@@ -5,6 +5,7 @@ import json
 import pytest
 
 from ragflash.errors import Conflict, IndexMismatch, StorageError, VectorStoreUnavailable
+from ragflash.rag.index_server import QdrantServerIndex
 from ragflash.rag.library import Library, LibraryConfig
 from ragflash.rag.move import move_points
 from ragflash.rag.placement import Placement, ServerAddress, StoreKind
@@ -202,9 +203,17 @@ def test_a_store_that_lost_everything_is_not_moved(open_at, server, qdrant, data
     library = open_at(server)
     add(library, TEXT)
     library.close()
-    qdrant.drop(next(iter(qdrant.collections)))
+    (name,) = qdrant.collections
+    index = QdrantServerIndex.open(server, name, HashEmbedder().dim)
+    for owner in index.documents():
+        index.delete_document(*owner)
+    index.close()
     with pytest.raises(Conflict, match="holds no vectors"):
         move(data_dir, server, StoreKind.EMBEDDED)
+    qdrant.drop(name)
+    with pytest.raises(Conflict, match="has no collection"):
+        move(data_dir, server, StoreKind.EMBEDDED)
+    assert qdrant.collections == {}
 
 
 def test_the_wrong_store_is_refused_and_the_way_out_told(open_at, server, qdrant):
