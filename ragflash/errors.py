@@ -2,7 +2,7 @@
 
 RagflashError
 ├── InputError                  the caller sent something that cannot be served
-│   ├── DocumentUnreadable      empty, encrypted, no_text, corrupt, encoding_unknown, too_slow
+│   ├── DocumentUnreadable      empty, encrypted, no_text, …: see ragflash_ingest
 │   ├── DocumentTooLarge
 │   ├── UnsupportedMedia
 │   ├── UnsafeName
