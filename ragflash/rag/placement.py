@@ -5,7 +5,6 @@ server knows it. The catalogue alone cannot tell a store that holds nothing from
 """
 
 import json
-import os
 import re
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
@@ -15,6 +14,7 @@ from typing import Self
 from uuid import uuid4
 
 from ragflash.errors import SettingInvalid, StorageError
+from ragflash.rag.disk import Disk
 from ragflash.rag.files import storage_errors
 
 _FILE = "vectors.json"
@@ -90,14 +90,13 @@ class Placement:
         return placement
 
     def save(self, data_dir: Path) -> None:
-        """Write the file aside and rename it into place."""
-        aside = data_dir / f"{_FILE}.new"
+        """Write the file aside and rename it into place; durable when this returns."""
+        disk, aside = Disk(), data_dir / f"{_FILE}.new"
+        text = json.dumps({"library": self.library, "kind": self.kind})
         with storage_errors(f"{data_dir / _FILE} cannot be written"):
-            with aside.open("w", encoding="utf-8") as file:
-                json.dump({"library": self.library, "kind": self.kind}, file)
-                file.flush()
-                os.fsync(file.fileno())
-            aside.replace(data_dir / _FILE)
+            disk.remove(aside)
+            disk.write(aside, [text.encode()])
+            disk.move(aside, data_dir / _FILE)
 
     def folder(self, data_dir: Path, fingerprint: str) -> Path:
         """Folder of the embedded store of an embedding model."""
