@@ -99,4 +99,4 @@ def test_parsers_open_no_connection(data, name, monkeypatch):
 
     monkeypatch.setattr(socket, "socket", refuse)
     monkeypatch.setattr(socket, "getaddrinfo", refuse)
-    parse_bytes(data, name)
+    assert parse_bytes(data, name).text.strip()

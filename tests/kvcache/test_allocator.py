@@ -58,4 +58,4 @@ def test_pages_for_tokens(tokens, pages):
 @pytest.mark.parametrize("module", ["allocator", "table", "segments", "tree"])
 def test_does_not_import_torch(module):
     code = f"import sys; sys.modules['torch'] = None\nimport ragflash.kvcache.{module}\n"
-    subprocess.run([sys.executable, "-c", code], cwd=ROOT, check=True)
+    assert subprocess.run([sys.executable, "-c", code], cwd=ROOT, check=False).returncode == 0
