@@ -108,7 +108,6 @@ _MARKS = {
     AnswerType.DATE: _DATE,
     AnswerType.PERSON: _SOMEBODY,
     AnswerType.FREQUENCY: _OFTEN,
-    AnswerType.BOUND: _BOUND,
     AnswerType.REASON: _BECAUSE,
 }
 _WITHOUT_NUMBER = frozenset(AnswerType) - {
@@ -132,11 +131,13 @@ class Asked:
 
     Attributes:
         units: For a number: words that say of what, one family or the counted noun.
+        is_bounded: It wants a limit: the text must speak of one.
         known: Numbers that the question itself names.
     """
 
     kind: AnswerType
     units: frozenset[str] = frozenset()
+    is_bounded: bool = False
     known: frozenset[str] = frozenset()
 
 
@@ -146,7 +147,8 @@ def expected(question: str) -> Asked:
     known = frozenset(re.findall(r"\d+", stripped))
     for kind, pattern in _PATTERNS.items():
         if pattern.search(stripped):
-            return Asked(kind, _units(kind, stripped), known)
+            is_bounded = _PATTERNS[AnswerType.BOUND].search(stripped) is not None
+            return Asked(kind, _units(kind, stripped), is_bounded, known)
     return Asked(AnswerType.ANY)
 
 
@@ -167,6 +169,8 @@ def holds_words(text: str, words: frozenset[str]) -> bool:
 
 def holds(asked: Asked, text: str) -> bool:
     """Whether a text has something of the kind asked for."""
+    if asked.is_bounded and _BOUND.search(text) is None:
+        return False
     pattern = _MARKS.get(asked.kind)
     if pattern is not None and pattern.search(text) is None:
         return False

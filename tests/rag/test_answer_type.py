@@ -93,3 +93,9 @@ def test_names_codes_and_numbers_are_listed():
     question = "Which limit does Firefox set in about_config for port 8080?"
     assert names(question) == {"firefox", "about_config", "8080"}
     assert names("Wie lange hält die Pumpe von Firefox?") == frozenset()
+
+
+def test_a_limit_must_be_spoken_of():
+    asked = expected("How many pumps may it have at most?")
+    assert holds(asked, "It must not have more than 3 pumps.")
+    assert not holds(asked, "It has 3 pumps.")
