@@ -14,7 +14,10 @@ from ragflash.settings import load_settings
 
 # Two questions of each document; the last of each pair of the text and the page is not answerable.
 SIX = (3, 9, 19, 21, 24, 28)
-READ_TWICE = ("How do I stop the system from mailing me a confirmation?", "Can I report by e-mail?")
+READ_TWICE = (
+    "How can I suppress the acknowledgement mail?",
+    "Which command do Emacs users have for reporting a bug?",
+)
 
 
 def ask_all(story, questions):
