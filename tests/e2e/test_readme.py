@@ -2,11 +2,11 @@
 
 import re
 
-_VARYING = re.compile(r"doc_[0-9a-f…]+|\d+\.\d+ s\b")
+_VARYING = re.compile(r"doc_[0-9a-f…]+|\d+\.\d+ s\b|\d+(?= prompt tokens)")
 
 
 def settled(output: str) -> list[str]:
-    """Lines of an output without ids and times."""
+    """Lines of an output without ids, times, and the length of a prompt with its random fence."""
     return [_VARYING.sub("*", line.rstrip()) for line in output.strip().splitlines()]
 
 
