@@ -114,7 +114,10 @@ class EngineClient:
         return scored
 
     async def drop_source(self, source_id: str) -> int:
-        """Forget all stored segments with text of a document; return how many there were."""
+        """Forget all stored segments with text of a document; return how many there were.
+
+        Requests under way, and those to come, store none either: an id must not be used again.
+        """
         return await asyncio.wrap_future(self._worker.drop_source(source_id))
 
     def close(self) -> None:

@@ -82,6 +82,7 @@ class EngineCore:
         self._drafter_factory = drafter_factory
         self._draft_tokens = draft_tokens
         self._totals = Totals()
+        self._dropped: set[str] = set()
 
     @property
     def is_idle(self) -> bool:
@@ -136,10 +137,11 @@ class EngineCore:
             self._emit(rows.sequence)
 
     def drop_source(self, source_id: str) -> int:
-        """Forget stored segments with text of a document, and store none of those under way."""
-        for sequence in self._scheduler:
-            if source_id in sequence.job.prompt.source_ids:
-                sequence.may_store = False
+        """Forget stored segments with text of a document, and never store one again.
+
+        A request may be on its way that was prepared before; so the id is remembered for good.
+        """
+        self._dropped.add(source_id)
         return self._store.drop_source(source_id)
 
     def fail_all(self, error: RagflashError) -> None:
@@ -241,9 +243,11 @@ class EngineCore:
 
     def _store_segment(self, sequence: Sequence) -> None:
         index = sequence.segment_ending_at(sequence.committed)
-        if index is None or not sequence.may_store or sequence.cache is None:
+        if index is None or not sequence.job.request.cache or sequence.cache is None:
             return
         segments = sequence.job.prompt.segments[: index + 1]
+        if not all(self._dropped.isdisjoint(segment.source_ids) for segment in segments):
+            return
         try:
             pending = self._store.begin(
                 [segment.token_ids for segment in segments],

@@ -86,7 +86,6 @@ class Sequence:
         output: Of a generation; `None` when targets are scored.
         logprobs: Of the targets scored so far.
         cache: `None` before admission and after the end.
-        may_store: Whether segments of the prompt may be kept.
     """
 
     def __init__(self, job: Job, output: Output | None, drafter: Drafter | None = None) -> None:
@@ -100,7 +99,6 @@ class Sequence:
         self.logprobs: list[float] = []
         self.cache: Cache | None = None
         self.miss_reason: CacheMiss | None = None
-        self.may_store = job.request.cache
         self.counters = Counters()
 
     @property

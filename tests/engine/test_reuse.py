@@ -2,6 +2,7 @@
 
 import hashlib
 import itertools
+import queue
 import re
 import threading
 
@@ -11,6 +12,8 @@ from ragflash.engine.prompt import compile_prompt
 from ragflash.engine.request import (
     CacheMiss,
     ChatMessage,
+    Event,
+    Finished,
     GenerateRequest,
     SegmentKind,
     TextSegment,
@@ -250,6 +253,20 @@ def test_a_dropped_document_is_not_reused(is_under_way):
         else:
             engine.complete(ask("?", RULES, shown, max_tokens=4))
             assert engine.worker.drop_source("d").result() == 1
+        finished = engine.complete(ask("?", RULES, shown, max_tokens=4))
+        assert finished.usage.cached_tokens == len(RULES.text)
+
+
+def test_a_document_dropped_while_its_prompt_is_compiled_is_not_stored():
+    ended: queue.SimpleQueue[Event] = queue.SimpleQueue()
+    with toy_engine(random_model(), TOKENIZER, chunk_tokens=100) as engine:
+        shown = document(text_of(300), "d")
+        job = engine.client._prepare(ask("?", RULES, shown, max_tokens=4), ended.put, 0.0)
+        assert engine.worker.drop_source("d").result() == 0
+        engine.worker.submit(job)
+        while not isinstance(ended.get(), Finished):
+            pass
+        assert len(engine.store) == 1, "the rules alone are kept"
         finished = engine.complete(ask("?", RULES, shown, max_tokens=4))
         assert finished.usage.cached_tokens == len(RULES.text)
 
