@@ -3,7 +3,7 @@
 import typer
 
 from ragflash import __version__
-from ragflash.cli import ask, demo, doctor, documents, evaluate, move, reconcile, serve
+from ragflash.cli import ask, bench, demo, doctor, documents, evaluate, move, reconcile, serve
 from ragflash.cli.options import JsonOption
 from ragflash.cli.output import Output
 
@@ -26,6 +26,7 @@ app.command("move-store")(move.move_store)
 app.command("eval")(evaluate.evaluate)
 app.command()(demo.demo)
 app.command()(doctor.doctor)
+app.add_typer(bench.app, name="bench")
 
 
 @app.command()

@@ -7,11 +7,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ragflash.api.schemas import AnswerOut, DocumentOut
+from ragflash.bench.provenance import provenance
 from ragflash.cli import ask, documents
 from ragflash.cli.options import DataDirOption, JsonOption, ModelOption
 from ragflash.cli.output import Output
 from ragflash.cli.parts import library_and_engine
-from ragflash.cli.provenance import provenance
 from ragflash.rag.records import Answer, AskMode, AskRequest, DocumentRecord
 from ragflash.samples import sample_path
 from ragflash.settings import load_settings

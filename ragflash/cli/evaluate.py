@@ -9,11 +9,11 @@ import typer
 from rich.table import Table
 
 from ragflash.api.schemas import EngineOut
+from ragflash.bench.provenance import provenance
 from ragflash.cli.ask import EngineChoice, EngineOption
 from ragflash.cli.options import JsonOption, ModelOption
 from ragflash.cli.output import Output
 from ragflash.cli.parts import SCOPE, library_and_engine
-from ragflash.cli.provenance import provenance
 from ragflash.rag.records import DEFAULT_COLLECTION
 from ragflash.samples import sample_path
 from ragflash.settings import load_settings

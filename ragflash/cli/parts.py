@@ -97,7 +97,7 @@ def open_library(settings: Settings, slot: EngineSlot | None = None) -> "Library
 
     return Library.open(
         _config(settings),
-        _embedder(settings),
+        make_embedder(settings),
         count_tokens=_token_counter(settings),
         on_drop=slot.forget if slot is not None else None,
     )
@@ -112,7 +112,7 @@ def repair(settings: Settings, *, dry_run: bool) -> "Reconciliation":
     """
     from ragflash.rag.library import Library  # noqa: PLC0415  (loads the store)
 
-    return Library.reconcile(_config(settings), _embedder(settings), dry_run=dry_run)
+    return Library.reconcile(_config(settings), make_embedder(settings), dry_run=dry_run)
 
 
 def move_store(
@@ -135,7 +135,7 @@ def move_store(
             "be moved to, or back from"
         )
     to = StoreKind.EMBEDDED if back else StoreKind.SERVER
-    return move_points(settings.data_dir, server, _embedder(settings), to, report)
+    return move_points(settings.data_dir, server, make_embedder(settings), to, report)
 
 
 @contextmanager
@@ -211,7 +211,12 @@ def _vector_server(settings: Settings) -> "ServerAddress | None":
     )
 
 
-def _embedder(settings: Settings) -> "Embedder":
+def make_embedder(settings: Settings) -> "Embedder":
+    """Point at the embedding model; it is loaded when it is first used.
+
+    Raises:
+        ModelMissing: It is not there.
+    """
     from ragflash.rag.embed import (  # noqa: PLC0415  (with the library, not before)
         SentenceTransformerEmbedder,
         packaged_embedder,

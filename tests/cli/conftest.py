@@ -50,7 +50,7 @@ def stand_ins(monkeypatch, tmp_path: Path, data_dir: Path, engine: ClosableEngin
     model.write_bytes(b"GGUF")
     monkeypatch.setenv("RAGFLASH_DATA_DIR", str(data_dir))
     monkeypatch.setenv("RAGFLASH_MODEL", str(model))
-    monkeypatch.setattr("ragflash.cli.parts._embedder", lambda settings: HashEmbedder())
+    monkeypatch.setattr("ragflash.cli.parts.make_embedder", lambda settings: HashEmbedder())
     monkeypatch.setattr("ragflash.cli.parts._load_tokenizer", lambda settings: WordTokenizer())
     monkeypatch.setattr(Library, "open", partial(Library.open, parser=TextParser()))
     for module in ("parts", "serve"):

@@ -75,8 +75,8 @@ def explain_fault(module: str, target: str) -> str | None:
             fault = "kernels, ingest and prompts import no other package of ours"
     elif is_engine_side(own) and top not in sys.stdlib_module_names | ENGINE_LIBRARIES:
         fault = f"from engine rightwards only {sorted(ENGINE_LIBRARIES)} are imported"
-    elif top == "ragflash_ingest" and own not in {"rag", "cli"}:
-        fault = "only rag and cli import ragflash_ingest"
+    elif top == "ragflash_ingest" and own not in {"rag", "bench", "cli"}:
+        fault = "only rag, bench and cli import ragflash_ingest"
     elif top == "ragflash" and target != "ragflash":
         fault = explain_layer_fault(module, own, layer_of(target))
     return fault
@@ -121,6 +121,8 @@ def test_imports_follow_the_layers(module):
         ("ragflash.engine.core", "ragflash.rag.index"),
         ("ragflash.sessions.store", "ragflash.compress.spans"),
         ("ragflash.rag.index", "ragflash.settings"),
+        ("ragflash.api.routes.ask", "ragflash.bench.record"),
+        ("ragflash.bench.ask", "ragflash.settings"),
         ("ragflash.api.deps", "ragflash.settings"),
         ("ragflash.api.routes.ask", "ragflash.samples"),
         ("ragflash.api.routes.documents", "ragflash_ingest.document"),
@@ -143,6 +145,8 @@ def test_the_rules_refuse(module, target):
         ("ragflash.engine.core", "ragflash_kernels"),
         ("ragflash.gguf.reader", "ragflash.errors"),
         ("ragflash.cli", "ragflash.settings"),
+        ("ragflash.bench.ingest", "ragflash_ingest.pool"),
+        ("ragflash.bench.ask", "ragflash.rag.answer"),
         ("ragflash.api.app", "ragflash.settings"),
         ("ragflash.rag.corpus", "ragflash_ingest"),
         ("ragflash.rag.embed", "sentence_transformers"),

@@ -5,8 +5,13 @@ from pathlib import Path
 
 import pytest
 
+from ragflash.bench.record import read_series, summarise
+
 RESULTS = Path(__file__).parents[2] / "docs" / "results"
 EVALS = ("eval.json", "eval_engine_none.json")
+BENCHES = [
+    path for path in sorted(RESULTS.glob("*.json")) if "bench" in json.loads(path.read_text())
+]
 
 
 def share(part: float, whole: int) -> float:
@@ -50,3 +55,15 @@ def test_figures_follow_from_the_rows(name):
 def test_the_model_of_a_result_is_named():
     result = json.loads((RESULTS / "eval.json").read_text(encoding="utf-8"))
     assert len(result["engine"]["model_hash"]) == 64
+
+
+@pytest.mark.parametrize("path", BENCHES, ids=lambda path: path.name)
+def test_a_benchmark_follows_from_its_samples(path):
+    result = json.loads(path.read_text(encoding="utf-8"))
+    assert result["summary"] == summarise(read_series(result))
+    assert result["bench"] == path.stem
+    assert result["command"].startswith(f"ragflash bench {path.stem}")
+    assert {"date", "python", "torch", "load_1m", "load_1m_after"} <= result.keys()
+    assert result["threads"] > 0
+    assert result["model"] is None or len(result["model"]["sha256"]) == 64
+    assert "embedder" in result

@@ -4,6 +4,8 @@ import os
 import platform
 import subprocess
 import sys
+from datetime import UTC, datetime
+from importlib import metadata
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +16,7 @@ def provenance() -> dict[str, Any]:
     """Describe this run; `commit` is empty outside a git checkout, `+` marks local changes."""
     return {
         "command": " ".join(["ragflash", *sys.argv[1:]]),
+        "date": datetime.now(UTC).isoformat(timespec="seconds"),
         "version": ragflash.__version__,
         "commit": _commit(),
         "hardware": {
@@ -22,6 +25,8 @@ def provenance() -> dict[str, Any]:
             "memory_bytes": os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"),
         },
         "python": platform.python_version(),
+        "torch": metadata.version("torch"),
+        "load_1m": round(os.getloadavg()[0], 2),
     }
 
 

@@ -1,0 +1,90 @@
+"""The `bench` commands: measure, show the summary, keep the result file.
+
+A benchmark is a module of `ragflash.bench` with a `measure` function, and a command here that
+calls it through `_run`.
+"""
+
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.table import Table
+
+from ragflash.bench import record
+from ragflash.bench.provenance import provenance
+from ragflash.cli import parts
+from ragflash.cli.options import JsonOption
+from ragflash.cli.output import Output, Tracker
+from ragflash.errors import NotFound
+from ragflash.samples import sample_path
+from ragflash.settings import load_settings
+
+MANUAL = "debian-policy.pdf"
+
+app = typer.Typer(help="Measure speed on this machine.", no_args_is_help=True)
+
+OutOption = Annotated[
+    Path | None, typer.Option(help="Also write the result, with all samples, to this file.")
+]
+
+
+@app.command()
+def ingest(
+    document: Annotated[
+        Path | None, typer.Argument(help="File to read; the sample manual if left out.")
+    ] = None,
+    *,
+    runs: Annotated[int, typer.Option(min=1, help="How often it is parsed.")] = 10,
+    out: OutOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Parse a document, embed its passages, and read it into a library."""
+
+    def run(track: Tracker) -> record.Measurement:
+        from ragflash.bench import ingest as bench  # noqa: PLC0415  (loads the store)
+
+        path = document or sample_path(MANUAL)
+        if not path.is_file():
+            raise NotFound(f"there is no file {path}")
+        with tempfile.TemporaryDirectory(prefix="ragflash-bench-") as folder:
+            return bench.measure(
+                path, parts.make_embedder(load_settings()), Path(folder), runs, track
+            )
+
+    _run("ingest", run, out=out, as_json=as_json)
+
+
+def _run(
+    name: str,
+    measure: Callable[[Tracker], record.Measurement],
+    *,
+    out: Path | None,
+    as_json: bool,
+) -> None:
+    with Output(as_json=as_json) as output:
+        begun = provenance()
+        with output.progress() as track:
+            measurement = measure(track)
+        result = record.build(name, begun, measurement)
+        output.show(_table(result["summary"]))
+        output.result(result)
+        if out is not None:
+            record.write(out, result)
+            output.say(f"\nwritten to {out}")
+
+
+def _table(summary: dict[str, dict[str, Any]]) -> Table:
+    table = Table("figure", "unit", "n", "median", "p90", "min", "max", "ratio", box=None)
+    for name, figures in summary.items():
+        numbers = [f"{figures[key]:.4g}" for key in ("median", "p90", "min", "max")]
+        table.add_row(name, figures["unit"], str(figures["n"]), *numbers, _ratio(figures))
+    return table
+
+
+def _ratio(figures: dict[str, Any]) -> str:
+    if "ratio" not in figures:
+        return ""
+    ratio = figures["ratio"]
+    return f"{ratio['median']:.3g} ({ratio['low']:.3g}–{ratio['high']:.3g}) × {ratio['to']}"
