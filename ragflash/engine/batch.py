@@ -43,7 +43,11 @@ def build_batch(step: Run[Rows], device: torch.device | str) -> ForwardBatch:
         token_ids += rows.token_ids
         positions += range(committed, committed + num_rows)
         pages = cache.table.pages[: pages_for(committed + num_rows)]
-        sequences.append(SequenceRows(cache.slot, num_rows, committed, pages, rows.logit_rows))
+        sequences.append(
+            SequenceRows(
+                cache.slot, num_rows, committed, pages, rows.logit_rows, num_draft=len(rows.draft)
+            )
+        )
     return ForwardBatch(
         token_ids=torch.tensor(token_ids, dtype=torch.int64, device=device),
         positions=torch.tensor(positions, dtype=torch.int64, device=device),

@@ -1,7 +1,9 @@
 """The memory of all pages; one holds the keys and values of 256 tokens in every attention layer."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import accumulate
+from typing import Self
 
 import torch
 
@@ -10,30 +12,43 @@ from ragflash.kvcache.table import PageCopy
 
 
 @dataclass(frozen=True, slots=True)
-class KVLayout:
-    """What a page holds.
+class LayerKV:
+    """What one attention layer keeps of a token: `num_kv_heads` keys of `head_dim`, and values."""
 
-    Attributes:
-        num_layers: Layers with attention; 0 for a model without any.
-        num_kv_heads: Heads of K, and of V.
-        head_dim: Values a head.
-        dtype: Of the stored values.
-    """
-
-    num_layers: int
     num_kv_heads: int
     head_dim: int
+
+    @property
+    def page_values(self) -> int:
+        """Numbers in a page, K and V together."""
+        return 2 * self.num_kv_heads * PAGE_TOKENS * self.head_dim
+
+
+@dataclass(frozen=True, slots=True)
+class KVLayout:
+    """What a page holds: one entry an attention layer; none when the model has no attention."""
+
+    layers: tuple[LayerKV, ...]
     dtype: torch.dtype
+
+    @classmethod
+    def uniform(cls, num_layers: int, num_kv_heads: int, head_dim: int, dtype: torch.dtype) -> Self:
+        """All layers alike."""
+        return cls((LayerKV(num_kv_heads, head_dim),) * num_layers, dtype)
+
+    @property
+    def page_values(self) -> int:
+        """Numbers in a page."""
+        return sum(layer.page_values for layer in self.layers)
 
     @property
     def page_bytes(self) -> int:
         """Size of a page."""
-        values = 2 * self.num_layers * self.num_kv_heads * PAGE_TOKENS * self.head_dim
-        return values * self.dtype.itemsize
+        return self.page_values * self.dtype.itemsize
 
 
 class PagePool:
-    """Storage `[P, L, 2, Hkv, 256, D]`, K before V.
+    """Storage `[P, values of a page]`; in a page layer after layer, `[2, Hkv, 256, D]`, K before V.
 
     Tokens of one head are contiguous, so that a head's keys in consecutive pages are one strided
     batch of matrices.
@@ -46,10 +61,9 @@ class PagePool:
         self.layout = layout
         self.num_pages = num_pages
         self._storage = torch.empty(
-            (num_pages, layout.num_layers, 2, layout.num_kv_heads, PAGE_TOKENS, layout.head_dim),
-            dtype=layout.dtype,
-            device=device,
+            (num_pages, layout.page_values), dtype=layout.dtype, device=device
         )
+        self._layers = tuple(self._views())  # [P, 2, Hkv, 256, D] each
 
     @property
     def nbytes(self) -> int:
@@ -57,16 +71,16 @@ class PagePool:
         return self._storage.nbytes
 
     def page(self, page: int) -> torch.Tensor:
-        """Return a view `[L, 2, Hkv, 256, D]` of one page, contiguous."""
+        """Return a view of all values of one page, contiguous."""
         return self._storage[page]
 
     def keys(self, layer: int) -> torch.Tensor:
         """Return a view `[P, Hkv, 256, D]` of one layer's keys."""
-        return self._storage[:, layer, 0]
+        return self._layers[layer][:, 0]
 
     def values(self, layer: int) -> torch.Tensor:
         """Return a view `[P, Hkv, 256, D]` of one layer's values."""
-        return self._storage[:, layer, 1]
+        return self._layers[layer][:, 1]
 
     def write(
         self,
@@ -82,12 +96,20 @@ class PagePool:
         while row < num_rows:
             index, place = divmod(first_position + row, PAGE_TOKENS)
             count = min(PAGE_TOKENS - place, num_rows - row)
-            target = self._storage[pages[index], layer, :, :, place : place + count]
+            target = self._layers[layer][pages[index], :, :, place : place + count]
             target[0].copy_(k[row : row + count].transpose(0, 1))
             target[1].copy_(v[row : row + count].transpose(0, 1))
             row += count
 
     def copy(self, copy: PageCopy) -> None:
         """Copy the first tokens of a page, in all layers, to another page."""
-        source = self._storage[copy.src, ..., : copy.num_tokens, :]
-        self._storage[copy.dst, ..., : copy.num_tokens, :].copy_(source)
+        for views in self._layers:
+            kept = views[copy.src, :, :, : copy.num_tokens]
+            views[copy.dst, :, :, : copy.num_tokens].copy_(kept)
+
+    def _views(self) -> Iterator[torch.Tensor]:
+        layers = self.layout.layers
+        ends = accumulate(layer.page_values for layer in layers)
+        for layer, end in zip(layers, ends, strict=True):
+            values = self._storage[:, end - layer.page_values : end]
+            yield values.view(-1, 2, layer.num_kv_heads, PAGE_TOKENS, layer.head_dim)

@@ -24,6 +24,7 @@ class SequenceRows:
         committed: Tokens of the sequence before its first row.
         pages: KV page numbers in order; they cover `committed + num_rows` tokens.
         logit_rows: Rows (0-based, within this sequence) whose logits are wanted, ascending.
+        num_draft: Last rows that `commit` may leave out; the others are committed all or none.
     """
 
     slot: int
@@ -31,6 +32,7 @@ class SequenceRows:
     committed: int
     pages: tuple[int, ...]
     logit_rows: tuple[int, ...]
+    num_draft: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,7 +77,10 @@ class Model(Protocol):
         """Write every row's K and V; return f32 logits `[R, V]` of the wanted rows, in order."""
 
     def commit(self, slot: int, num_rows: int) -> None:
-        """Make the first `num_rows` rows of the slot's last `forward` part of its state."""
+        """Make the first `num_rows` rows of the slot's last `forward` part of its state.
+
+        At least all that are no draft, or none; called once after a forward.
+        """
 
     def reset(self, slot: int) -> None:
         """Put a slot into the state of an empty sequence."""

@@ -12,6 +12,8 @@ from ragflash.models.contract import Model
 
 ARCHITECTURES = {
     "llama": "ragflash.models.llama:Llama",
+    "qwen2": "ragflash.models.qwen2:Qwen2",
+    "qwen3": "ragflash.models.qwen3:Qwen3",
 }
 
 ComputeDtype = Literal["auto", "float32", "bfloat16"]

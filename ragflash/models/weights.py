@@ -7,15 +7,13 @@ import torch
 
 from ragflash.errors import ModelError, TensorMissing
 from ragflash.gguf.reader import GGUFFile
+from ragflash.models.layers import Activation, GatedFFN, Norm, silu
+from ragflash.models.linear import DenseLinear, Embedding, Linear
 from ragflash_kernels.dequant import dequantize
 
 
 class WeightReader:
-    """Unpacks tensors by name, checks their shapes, and knows which it was asked for.
-
-    Matrices are returned transposed, `[in, out]`: a product of few rows, which is what decoding
-    and verification are, is up to twice as fast on a CPU when the output dimension is contiguous.
-    """
+    """Unpacks tensors by name, checks their shapes, and knows which it was asked for."""
 
     def __init__(self, file: GGUFFile, *, dtype: torch.dtype, device: torch.device | str) -> None:
         self._file = file
@@ -31,35 +29,73 @@ class WeightReader:
         """Return float32 `[size]`; norms and the like are never rounded to the compute dtype."""
         return self._unpacked(name, (size,), None, torch.float32).view(size).to(self._device)
 
-    def matrix(
+    def norm(self, name: str, size: int, eps: float) -> Norm:
+        """Return a norm by the weights `[size]` of a tensor."""
+        return Norm(self.vector(name, size), eps)
+
+    def linear(
         self,
         names: Sequence[str],
         *,
         in_features: int,
         out_features: Sequence[int],
         row_orders: Sequence[torch.Tensor | None] | None = None,
-    ) -> torch.Tensor:
-        """Return matrices side by side, `[in, sum of out]`, so that one product does for all.
+        biases: Sequence[str] = (),
+    ) -> Linear:
+        """Return matrices side by side, so that one product does for all.
 
         Args:
             names: Tensors of `[out, in]` each.
             in_features: Of each of them.
             out_features: One for each name.
             row_orders: For each name where its output rows come from, `None` for as stored.
+            biases: Tensors of `[out]`, one for each name or none; added in the order as stored.
 
         Raises:
             TensorMissing: A tensor is absent or has another shape.
             UnsupportedTensorType: A tensor is stored in a format that ragflash does not read.
         """
+        orders = row_orders or [None] * len(names)
         fused = torch.empty(in_features, sum(out_features), dtype=self._dtype, device=self._device)
         start = 0
-        for name, size, order in zip(
-            names, out_features, row_orders or [None] * len(names), strict=True
-        ):
+        for name, size, order in zip(names, out_features, orders, strict=True):
             rows = self._unpacked(name, (size, in_features), order, self._dtype)
             fused[:, start : start + size].copy_(rows.t())
             start += size
-        return fused
+        if not biases:
+            return DenseLinear(fused)
+        parts = [self.vector(b, size) for b, size in zip(biases, out_features, strict=True)]
+        return DenseLinear(fused, torch.cat(parts).to(self._dtype))
+
+    def gated_ffn(
+        self,
+        prefix: str,
+        *,
+        hidden_size: int,
+        ffn_size: int,
+        suffix: str = "",
+        activation: Activation = silu,
+    ) -> GatedFFN:
+        """Return the part of tensors `ffn_gate`, `ffn_up`, `ffn_down` of a block's `prefix`."""
+        gate, up, down = (f"{prefix}ffn_{part}{suffix}.weight" for part in ("gate", "up", "down"))
+        return GatedFFN(
+            self.linear([gate, up], in_features=hidden_size, out_features=[ffn_size, ffn_size]),
+            self.linear([down], in_features=ffn_size, out_features=[hidden_size]),
+            activation,
+        )
+
+    def embedding(self, name: str, vocab_size: int, hidden_size: int) -> Embedding:
+        """Return a table of token vectors."""
+        rows = self._unpacked(name, (vocab_size, hidden_size), None, self._dtype)
+        return Embedding(rows.t().contiguous().to(self._device))
+
+    def tied_head(self, embedding: Embedding) -> Linear:
+        """Return the head that shares an embedding's memory."""
+        return DenseLinear(embedding.weight)
+
+    def tensor(self, name: str, shape: tuple[int, ...]) -> torch.Tensor:
+        """Return a tensor of any shape as float32, as it is stored."""
+        return self._unpacked(name, shape, None, torch.float32).view(shape).to(self._device)
 
     def require_all_used(self) -> None:
         """Raise `ModelError` when the file holds tensors that nobody asked for.

@@ -113,7 +113,7 @@ class ToyModel:
 
     compute_dtype = torch.float32
     is_recurrent = False
-    kv_layout = KVLayout(1, 1, 1, torch.float32)
+    kv_layout = KVLayout.uniform(1, 1, 1, torch.float32)
 
     def __init__(self, logits: Logits, *, vocab_size: int, context_tokens: int = 1 << 20) -> None:
         self._logits = logits
@@ -158,7 +158,7 @@ class ToyRecurrentModel:
 
     compute_dtype = torch.float32
     is_recurrent = True
-    kv_layout = KVLayout(0, 0, 0, torch.float32)
+    kv_layout = KVLayout((), torch.float32)
     context_tokens = 1 << 20
 
     def __init__(self, *, vocab_size: int, start: int = 7, commits_all: bool = False) -> None:

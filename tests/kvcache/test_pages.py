@@ -3,10 +3,10 @@
 import pytest
 import torch
 
-from ragflash.kvcache.pages import KVLayout, PagePool
+from ragflash.kvcache.pages import KVLayout, LayerKV, PagePool
 from ragflash.kvcache.table import PageCopy
 
-LAYOUT = KVLayout(num_layers=2, num_kv_heads=3, head_dim=4, dtype=torch.float32)
+LAYOUT = KVLayout.uniform(2, 3, 4, torch.float32)
 
 
 def rows(num_rows: int, seed: int = 0) -> tuple[torch.Tensor, torch.Tensor]:
@@ -32,7 +32,7 @@ def test_sizes():
     pool = PagePool(LAYOUT, 5)
     assert pool.nbytes == 5 * LAYOUT.page_bytes
     assert pool.page(3).is_contiguous()
-    assert pool.page(3).shape == (2, 2, 3, 256, 4)
+    assert pool.page(3).shape == (2 * 2 * 3 * 256 * 4,)
 
 
 @pytest.mark.parametrize("first", [0, 1, 255, 256, 300])
@@ -67,12 +67,29 @@ def test_copies_the_first_tokens_of_every_layer():
     for layer in range(2):
         pool.write(layer, (2,), 0, *rows(256, seed=layer))
     pool.copy(PageCopy(src=2, dst=0, num_tokens=100))
-    assert torch.equal(pool.page(0)[..., :100, :], pool.page(2)[..., :100, :])
-    assert pool.page(0)[..., 100:, :].isnan().all()
+    for layer in range(2):
+        for view in (pool.keys(layer), pool.values(layer)):
+            assert torch.equal(view[0, :, :100], view[2, :, :100])
+            assert view[0, :, 100:].isnan().all()
     assert pool.page(1).isnan().all()
 
 
+def test_layers_of_different_shapes_lie_one_after_the_other():
+    layout = KVLayout((LayerKV(1, 4), LayerKV(3, 2)), torch.float32)
+    pool = PagePool(layout, 2)
+    assert layout.page_values == 2 * 256 * (1 * 4 + 3 * 2)
+    pool.page(1).copy_(torch.arange(layout.page_values))
+    assert pool.keys(0)[1].flatten().tolist() == [*range(1024)]
+    assert pool.keys(1)[1].flatten()[0] == 2 * 1024
+    assert pool.values(1).shape == (2, 3, 256, 2)
+    assert pool.values(1)[1, 2, 255, 1] == layout.page_values - 1
+    pool.page(0).fill_(float("nan"))
+    pool.copy(PageCopy(src=1, dst=0, num_tokens=7))
+    assert torch.equal(pool.values(1)[0, :, :7], pool.values(1)[1, :, :7])
+    assert pool.values(1)[0, :, 7:].isnan().all()
+
+
 def test_a_model_without_attention_has_pages_of_no_bytes():
-    layout = KVLayout(num_layers=0, num_kv_heads=0, head_dim=0, dtype=torch.float32)
+    layout = KVLayout((), torch.float32)
     assert layout.page_bytes == 0
     PagePool(layout, 2).copy(PageCopy(0, 1, 10))

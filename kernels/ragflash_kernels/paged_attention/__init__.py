@@ -14,7 +14,7 @@ __all__ = ["QueryRows", "paged_attention"]
 class QueryRows(Protocol):
     """One sequence's share of the query rows.
 
-    Row `r` of it sees the first `committed + r + 1` tokens of `pages`.
+    Row `r` of it sees the first `committed + r + 1` tokens of `pages`, or the newest of those.
     """
 
     @property
@@ -37,6 +37,7 @@ def paged_attention(
     *,
     sequences: Sequence[QueryRows],
     scale: float,
+    window: int | None = None,
 ) -> torch.Tensor:
     """Attend, head by head; `Hq / Hkv` consecutive query heads share a key head.
 
@@ -48,6 +49,7 @@ def paged_attention(
         values: As `keys`.
         sequences: Who the rows belong to.
         scale: Of the scores before the softmax, usually `D ** -0.5`.
+        window: Newest tokens that a row sees, its own included; `None` for all.
 
     Returns:
         `[N, Hq, D]` of the dtype of `q`; the softmax is float32.
@@ -56,7 +58,9 @@ def paged_attention(
         KernelInputError: An argument does not fit the description above.
     """
     _check(q, keys, values, sequences)
-    return paged_attention_reference(q, keys, values, sequences, scale)
+    if window is not None and window < 1:
+        raise KernelInputError(f"a window of {window} tokens")
+    return paged_attention_reference(q, keys, values, sequences, scale, window)
 
 
 def _check(

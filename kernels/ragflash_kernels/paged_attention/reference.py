@@ -42,6 +42,7 @@ def paged_attention_reference(
     values: torch.Tensor,
     sequences: Sequence["QueryRows"],
     scale: float,
+    window: int | None = None,
 ) -> torch.Tensor:
     """Attend block by block; arguments as in `paged_attention`."""
     out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
@@ -51,8 +52,13 @@ def paged_attention_reference(
         for first in range(0, rows.num_rows, _ROW_BLOCK):
             last = min(first + _ROW_BLOCK, rows.num_rows)
             block = slice(start + first, start + last)
-            runs = list(_runs(rows.pages, rows.committed + last, keys.shape[2]))
-            out[block] = _attend(scaled[block], keys, values, runs)
+            num_tokens, hidden = rows.committed + last, 0
+            if window is not None:  # pages that the block's first row does not see are not read
+                hidden = max(0, rows.committed + first + 1 - window)
+            skipped = hidden // keys.shape[2]
+            num_tokens -= skipped * keys.shape[2]
+            runs = list(_runs(rows.pages[skipped:], num_tokens, keys.shape[2]))
+            out[block] = _attend(scaled[block], keys, values, runs, window)
         start += rows.num_rows
     return out
 
@@ -68,9 +74,13 @@ def _runs(pages: Sequence[int], num_tokens: int, page_tokens: int) -> Iterator[_
 
 
 def _attend(
-    q: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, runs: list[_Run]
+    q: torch.Tensor,
+    keys: torch.Tensor,
+    values: torch.Tensor,
+    runs: list[_Run],
+    window: int | None,
 ) -> torch.Tensor:
-    """Return the attention of `q`, whose last row sees every token of `runs`."""
+    """Return the attention of `q`, whose last row sees `runs` up to their end."""
     num_rows, num_heads, head_dim = q.shape
     num_kv_heads = keys.shape[1]
     group = num_heads // num_kv_heads
@@ -81,9 +91,21 @@ def _attend(
         row = torch.arange(num_rows, device=q.device)
         hidden = (row[:, None] > row).repeat_interleave(group, dim=1)
         scores[:, -num_rows:].masked_fill_(hidden, float("-inf"))
+    if window is not None:
+        _hide_old(scores, num_rows, group, window)
     weights = scores.softmax(dim=1, dtype=torch.float32).to(q.dtype)
     mixed = _mix(weights, values, runs).view(num_kv_heads, num_rows, group, head_dim)
     return mixed.transpose(0, 1).reshape(num_rows, num_heads, head_dim)
+
+
+def _hide_old(scores: torch.Tensor, num_rows: int, group: int, window: int) -> None:
+    """Mask in `[Hkv, S, rows]` what lies `window` tokens or more before a row's own token."""
+    num_tokens = scores.shape[1]
+    first_seen = torch.arange(num_tokens - num_rows, num_tokens, device=scores.device) - window + 1
+    num_affected = max(0, num_tokens - window)
+    token = torch.arange(num_affected, device=scores.device)
+    hidden = (token[:, None] < first_seen).repeat_interleave(group, dim=1)
+    scores[:, :num_affected].masked_fill_(hidden, float("-inf"))
 
 
 def _scores(queries: torch.Tensor, keys: torch.Tensor, runs: list[_Run]) -> torch.Tensor:
