@@ -106,7 +106,11 @@ class DocumentOut(Reply):
 
 
 class JobOut(Reply):
-    """Background work; `done` of `total` counts the pages or chunks of its stage."""
+    """Background work; `done` of `total` counts the pages or chunks of its stage.
+
+    A job that a fault of the disk or of a service has stopped is `queued` again, says in `code` and
+    `detail` what it was, and goes on at `retry_at_ms` (ms since 1970).
+    """
 
     object: Literal["job"] = "job"
     id: str
@@ -117,6 +121,7 @@ class JobOut(Reply):
     total: int
     code: str | None
     detail: str | None
+    retry_at_ms: int | None
     created_ms: int
 
 

@@ -167,7 +167,10 @@ def read_in(
     added = library.add(SCOPE, DEFAULT_COLLECTION, path.name, path, on_duplicate)
     last = added.job
     for last in library.watch(SCOPE, added.job.id):
-        track(f"{path.name}: {last.stage or last.state}", last.done, last.total)
+        if last.retry_at_ms is not None:
+            track(f"{path.name}: {last.detail}; trying again soon", 0, 0)
+        else:
+            track(f"{path.name}: {last.stage or last.state}", last.done, last.total)
     record = library.get(SCOPE, added.document.id)
     if not record.state.is_searchable:
         raise DocumentUnreadable(record.reason or last.state, last.detail or "it was not read")

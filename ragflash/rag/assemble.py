@@ -12,7 +12,8 @@ from ragflash.rag.embed import Embedder
 from ragflash.rag.erase import Eraser
 from ragflash.rag.files import FileStore, FolderLock
 from ragflash.rag.ingest import DocumentParser, Ingestor
-from ragflash.rag.jobs import JobTable, JobWorker
+from ragflash.rag.job_worker import JobWorker
+from ragflash.rag.jobs import JobTable
 from ragflash.rag.measure import measured
 from ragflash.rag.placement import ServerAddress
 from ragflash.rag.reconcile import Reconciler

@@ -113,16 +113,17 @@ class Corpus:
         )
         return None if row is None else _record(row)
 
-    def get(self, scope: Scope, document_id: str) -> DocumentRecord:
+    def get(self, scope: Scope, document_id: str, *, even_deleting: bool = False) -> DocumentRecord:
         """One document.
 
         Raises:
-            NotFound: There is none in scope, or it is being deleted.
+            NotFound: There is none in scope, or it is being deleted and that matters.
         """
-        row = self._db.row(f"SELECT {_COLUMNS} FROM documents WHERE id = ?", document_id)
-        if row is None or row["collection_id"] not in scope or row["state"] == _DELETING:
+        found = self.find(document_id)
+        hidden = found is not None and found.state is DocumentState.DELETING and not even_deleting
+        if found is None or found.collection_id not in scope or hidden:
             raise NotFound(f"there is no document {document_id!r}")
-        return _record(row)
+        return found
 
     def page(
         self,
@@ -166,6 +167,10 @@ class Corpus:
             *(state.value, reason, document_id, *sources),
         )
         return changed == 1
+
+    def note(self, document_id: str, reason: str | None) -> None:
+        """Say what keeps the work on a document from going on, or that nothing does."""
+        self._db.execute("UPDATE documents SET reason = ? WHERE id = ?", reason, document_id)
 
     def reset(self, document_id: str, state: DocumentState) -> None:
         """Have work on a document go on from a state, whatever it is in; only repairs go back."""

@@ -9,8 +9,11 @@ from typing import Protocol
 
 from ragflash.errors import (
     DocumentUnreadable,
+    ModelError,
     RagflashError,
+    StorageError,
     UnsupportedMedia,
+    UpstreamError,
     VectorStoreUnavailable,
 )
 from ragflash.rag.corpus import Corpus, ParsedFacts
@@ -19,7 +22,8 @@ from ragflash.rag.embed import Embedder
 from ragflash.rag.erase import Eraser
 from ragflash.rag.files import FileStore, storage_errors
 from ragflash.rag.index import VectorIndex, VectorPoint
-from ragflash.rag.jobs import MAX_ATTEMPTS, JobCancelled, JobControl, JobInterrupted, JobTable
+from ragflash.rag.job_worker import JobControl
+from ragflash.rag.jobs import MAX_ATTEMPTS, JobCancelled, JobInterrupted, JobTable
 from ragflash.rag.records import ChunkRecord, DocumentRecord, DocumentState, JobState
 from ragflash.rag.sparse import document_vector
 from ragflash_ingest.chunk import chunk
@@ -28,6 +32,8 @@ from ragflash_ingest.pool import ParseCancelled, Progress
 
 EMBED_BATCH = 64
 CANCELLED = "cancelled"
+RETRY_PAUSES_S = (5.0, 30.0, 120.0, 600.0, 1800.0)
+"""How long work rests after faults in a row that are not the document's; then it fails."""
 
 _UNFINISHED = {DocumentState.QUEUED, DocumentState.PARSING, DocumentState.EMBEDDING}
 _PAGE = "page "
@@ -99,21 +105,39 @@ class Ingestor:
             return
         try:
             control.check()
-            if document.state in {DocumentState.QUEUED, DocumentState.PARSING}:
-                self._parse(document, control)
-            self._embed(document, control)
-            self._finish(document, control)
+            self._work(document, control)
         except JobCancelled:
             self.cancel(document, job_id)
         except RagflashError as error:
             reason = error.reason if isinstance(error, DocumentUnreadable) else error.code
-            self._fail(document, job_id, reason, error.code, error.detail)
+            tried = f" (tried {control.faults + 1} times)" if control.faults else ""
+            self._fail(document, job_id, reason, error.code, error.detail + tried)
         except JobInterrupted:
             raise
         except Exception:  # noqa: BLE001  (whatever one document does, the next one gets its turn)
             _log.exception("ingest failed in a way nobody foresaw", extra={"id": document.id})
             detail = "the work stopped at an internal error; the server's log says more"
             self._fail(document, job_id, RagflashError.code, RagflashError.code, detail)
+
+    def _work(self, document: DocumentRecord, control: JobControl) -> None:
+        """Do what is left; a fault of the disk or of a service puts the job off."""
+        try:
+            if document.reason is not None:
+                self._corpus.note(document.id, None)
+            if document.state in {DocumentState.QUEUED, DocumentState.PARSING}:
+                self._parse(document, control)
+            self._embed(document, control)
+            self._finish(document, control)
+        except (StorageError, UpstreamError) as error:
+            if control.faults >= len(RETRY_PAUSES_S):
+                raise
+            pause_s = RETRY_PAUSES_S[control.faults]
+            with self._db.transaction():
+                control.check()
+                if control.put_off(pause_s, error):
+                    self._corpus.note(document.id, error.code)
+            fields = {"id": document.id, "code": error.code, "pause_s": pause_s}
+            _log.warning("work on a document rests after a fault", extra=fields)
 
     def cancel(self, document: DocumentRecord, job_id: str) -> None:
         """End a job that is not wanted any more, and its document with it."""
@@ -251,8 +275,9 @@ class Ingestor:
         texts = [indexed_text(passage) for passage in passages]
         vectors = self._embedder.encode_documents(texts, progress)
         if vectors.shape != (len(texts), self._embedder.dim):
-            raise VectorStoreUnavailable(
-                f"{len(texts)} passages gave vectors of shape {vectors.shape}"
+            raise ModelError(
+                f"the embedding model gave vectors of shape {vectors.shape} for {len(texts)} "
+                f"passages, and says that it makes vectors of {self._embedder.dim} numbers"
             )
         owner = (document.collection_id, document.id)
         return [

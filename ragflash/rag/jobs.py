@@ -1,42 +1,39 @@
-"""Background work: a table that survives a restart, and the thread that works through it.
+"""Background work as a table that survives a restart; `job_worker` works through it.
 
 Whoever works on a job holds a lease on it: a name, and a time that it puts off while it is at it.
 The owner of the data folder is alone, so what others held when they died is free at once.
 """
 
-import logging
-import os
 import sqlite3
-import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from uuid import uuid4
 
-from ragflash.errors import NotFound
+from ragflash.errors import NotFound, RagflashError
 from ragflash.rag.database import Database, placeholders
 from ragflash.rag.records import DocumentRecord, JobRecord, JobState, Scope
 
-# States only move forward: along this table.
+# States move along this table: forward, but for a job that is put off to be tried again.
 NEXT_STATES: dict[JobState, frozenset[JobState]] = {
     JobState.QUEUED: frozenset({JobState.RUNNING, JobState.FAILED, JobState.CANCELLED}),
-    JobState.RUNNING: frozenset({JobState.DONE, JobState.FAILED, JobState.CANCELLED}),
+    JobState.RUNNING: frozenset(
+        {JobState.QUEUED, JobState.DONE, JobState.FAILED, JobState.CANCELLED}
+    ),
     JobState.DONE: frozenset(),
     JobState.FAILED: frozenset(),
     JobState.CANCELLED: frozenset(),
 }
 
-_COLUMNS = "id, collection_id, document_id, state, stage, done, total, created_ms, code, detail"
+_COLUMNS = (
+    "id, collection_id, document_id, state, stage, done, total, created_ms, code, detail, "
+    "retry_at_ms"
+)
 _OPEN = tuple(state.value for state in JobState if not state.is_final)
 
 LEASE_MS = 60_000
 MAX_ATTEMPTS = 3
 """So often may the process die at a job without a step forward in between."""
-
-_RETRY_S = 5.0
-_REPORT_EVERY_S = 0.05
-
-_log = logging.getLogger(__name__)
 
 
 class JobCancelled(Exception):
@@ -53,12 +50,14 @@ class Claim:
 
     Attributes:
         attempts: How often the job was begun without a step forward, this time included.
+        faults: How often it was put off without a step forward.
         is_cancelling: Someone asked for its end before a restart.
     """
 
     job: JobRecord
     owner: str
     attempts: int
+    faults: int
     is_cancelling: bool
 
 
@@ -68,14 +67,14 @@ class JobTable:
     def __init__(self, database: Database) -> None:
         self._db = database
 
-    def add(self, document: DocumentRecord, now_ms: int) -> JobRecord:
+    def add(self, document: DocumentRecord, created_ms: int) -> JobRecord:
         """Queue work on a document."""
         job_id = f"job_{uuid4().hex}"
         with self._db.changed:
             self._db.execute(
-                f"INSERT INTO jobs ({_COLUMNS}) VALUES ({placeholders(10)})",
+                f"INSERT INTO jobs ({_COLUMNS}) VALUES ({placeholders(11)})",
                 *(job_id, document.collection_id, document.id, JobState.QUEUED.value),
-                *("", 0, 0, now_ms, None, None),
+                *("", 0, 0, created_ms, None, None, None),
             )
             self._db.changed.notify_all()
             return self.get(Scope(frozenset({document.collection_id})), job_id)
@@ -102,36 +101,60 @@ class JobTable:
 
     def claim(self, owner: str) -> Claim | None:
         """Take the oldest job that is free: first those that were begun before."""
-        now_ms = _now_ms()
+        now = now_ms()
         with self._db.transaction():
             row = self._db.row(
-                f"SELECT {_COLUMNS}, attempts, cancelling FROM jobs WHERE state = ? "
+                f"SELECT {_COLUMNS}, attempts, faults, cancelling FROM jobs "
+                "WHERE (state = ? AND coalesce(retry_at_ms, 0) <= ?) "
                 "OR (state = ? AND (lease_until_ms <= ? OR owner = ?)) "
                 "ORDER BY state = ? DESC, seq LIMIT 1",
-                *(JobState.QUEUED.value, JobState.RUNNING.value, now_ms, owner),
+                *(JobState.QUEUED.value, now, JobState.RUNNING.value, now, owner),
                 JobState.RUNNING.value,
             )
             if row is None:
                 return None
             self._db.execute(
-                "UPDATE jobs SET state = ?, owner = ?, lease_until_ms = ?, attempts = attempts + 1 "
-                "WHERE id = ?",
-                *(JobState.RUNNING.value, owner, now_ms + LEASE_MS, row["id"]),
+                "UPDATE jobs SET state = ?, owner = ?, lease_until_ms = ?, retry_at_ms = NULL, "
+                "attempts = attempts + 1, code = NULL, detail = NULL WHERE id = ?",
+                *(JobState.RUNNING.value, owner, now + LEASE_MS, row["id"]),
             )
             self._db.changed.notify_all()
             job = self.get(Scope(frozenset({row["collection_id"]})), row["id"])
-        return Claim(job, owner, row["attempts"] + 1, bool(row["cancelling"]))
+        return Claim(job, owner, row["attempts"] + 1, row["faults"], bool(row["cancelling"]))
+
+    def next_pause_s(self) -> float:
+        """Longest time after which there may be a job to claim, if nothing is added meanwhile."""
+        row = self._db.row(
+            "SELECT min(retry_at_ms) AS at FROM jobs WHERE state = ?", JobState.QUEUED.value
+        )
+        due_ms = LEASE_MS if row is None or row["at"] is None else row["at"] - now_ms()
+        return max(0, min(due_ms, LEASE_MS)) / 1000
 
     def take_over(self, owner: str) -> None:
-        """Free what others hold; only the owner of the data folder knows that they are dead."""
-        self._db.execute("UPDATE jobs SET owner = NULL, lease_until_ms = 0 WHERE owner <> ?", owner)
+        """Free what others hold; only the owner of the data folder knows that they are dead.
+
+        What was put off is tried at once: the restart may have mended what was wrong.
+        """
+        with self._db.transaction():
+            self._db.execute(
+                "UPDATE jobs SET owner = NULL, lease_until_ms = 0 WHERE owner <> ?", owner
+            )
+            self._db.execute("UPDATE jobs SET retry_at_ms = NULL, faults = 0 WHERE faults > 0")
+
+    def hurry(self, document_id: str) -> None:
+        """Have a job on a document that was put off tried at once."""
+        with self._db.changed:
+            self._db.execute(
+                "UPDATE jobs SET retry_at_ms = NULL WHERE document_id = ?", document_id
+            )
+            self._db.changed.notify_all()
 
     def renew(self, claim: Claim) -> bool:
         """Put the end of a lease off; `False` when it is no longer the claimant's."""
         return (
             self._db.execute(
                 "UPDATE jobs SET lease_until_ms = ? WHERE id = ? AND owner = ? AND state = ?",
-                *(_now_ms() + LEASE_MS, claim.job.id, claim.owner, JobState.RUNNING.value),
+                *(now_ms() + LEASE_MS, claim.job.id, claim.owner, JobState.RUNNING.value),
             )
             == 1
         )
@@ -144,10 +167,27 @@ class JobTable:
             *(claim.job.id, claim.owner, JobState.RUNNING.value),
         )
 
+    def put_off(self, claim: Claim, retry_at_ms: int, error: RagflashError) -> bool:
+        """Queue a job again that something else was to blame for; it says what and until when.
+
+        Returns:
+            Whether the job was still the claimant's.
+        """
+        with self._db.changed:
+            changed = self._db.execute(
+                "UPDATE jobs SET state = ?, owner = NULL, lease_until_ms = 0, "
+                "attempts = attempts - 1, faults = faults + 1, retry_at_ms = ?, code = ?, "
+                "detail = ? WHERE id = ? AND owner = ? AND state = ?",
+                *(JobState.QUEUED.value, retry_at_ms, error.code, error.detail),
+                *(claim.job.id, claim.owner, JobState.RUNNING.value),
+            )
+            self._db.changed.notify_all()
+        return changed == 1
+
     def advance(self, claim: Claim, mark: int) -> None:
-        """Note what is stored for good; if that is more than ever, attempts count from here."""
+        """Note what is stored for good; if that is more than ever, all counts begin again."""
         self._db.execute(
-            "UPDATE jobs SET attempts = 1, mark = ? WHERE id = ? AND mark < ?",
+            "UPDATE jobs SET attempts = 1, faults = 0, mark = ? WHERE id = ? AND mark < ?",
             *(mark, claim.job.id, mark),
         )
 
@@ -249,146 +289,8 @@ class JobTable:
             return replace(seen, state=JobState.CANCELLED)
 
 
-class JobControl:
-    """What a running job reports to, and asks whether it should go on; each time it is alive."""
-
-    def __init__(self, claim: Claim, table: JobTable, stopping: threading.Event) -> None:
-        self.job = claim.job
-        self.attempts = claim.attempts
-        self._claim = claim
-        self._table = table
-        self._stopping = stopping
-        self._cancelled = threading.Event()
-        if claim.is_cancelling:
-            self._cancelled.set()
-        self._stage, self._reported, self._beaten = "", 0.0, time.monotonic()
-
-    def cancel(self) -> None:
-        """Ask the job to end; it does between two batches."""
-        self._cancelled.set()
-
-    def is_ending(self) -> bool:
-        """Whether the job should end soon."""
-        self._beat()
-        return self._cancelled.is_set() or self._stopping.is_set()
-
-    def check(self) -> None:
-        """Raise `JobCancelled` or `JobInterrupted` when the job should end."""
-        self._beat()
-        if self._cancelled.is_set():
-            raise JobCancelled
-        if self._stopping.is_set():
-            raise JobInterrupted
-
-    def hold(self) -> None:
-        """`check`, and make sure of the lease: what is about to be written is final."""
-        self._beaten = 0.0
-        self.check()
-
-    def advance(self, mark: int) -> None:
-        """Note how much is stored for good."""
-        self._table.advance(self._claim, mark)
-
-    def release(self) -> None:
-        """Give the job back as it is."""
-        self._table.release(self._claim)
-
-    def _beat(self) -> None:
-        now = time.monotonic()
-        if self._beaten and now - self._beaten < LEASE_MS / 3000:
-            return
-        if not self._table.renew(self._claim) and not self._cancelled.is_set():
-            raise JobInterrupted
-        self._beaten = now
-
-    def report(self, stage: str, done: int, total: int) -> None:
-        """Record progress, some twenty times a second at most, then `check`."""
-        now = time.monotonic()
-        if done == total or stage != self._stage or now - self._reported >= _REPORT_EVERY_S:
-            self._stage, self._reported = stage, now
-            self._table.report(self.job.id, stage, done, total)
-        self.check()
-
-
-class JobWorker:
-    """One thread that runs jobs in order; what was running when a process died comes first."""
-
-    def __init__(
-        self, database: Database, table: JobTable, run: Callable[[JobControl], None]
-    ) -> None:
-        self._db = database
-        self._table = table
-        self._run = run
-        self._owner = f"{os.getpid()}-{uuid4().hex[:8]}"
-        self._stopping = threading.Event()
-        self._current: JobControl | None = None
-        self._thread = threading.Thread(target=self._work, name="ragflash-jobs", daemon=True)
-
-    def start(self) -> None:
-        """Begin with whatever the table holds; this process owns the data folder."""
-        self._table.take_over(self._owner)
-        self._thread.start()
-
-    @property
-    def is_alive(self) -> bool:
-        """Whether jobs are being worked on."""
-        return self._thread.is_alive()
-
-    def cancel(self, document_id: str) -> bool:
-        """Ask the job that runs on a document to end; `False` when none does."""
-        with self._db.changed:
-            current = self._current
-            if current is None or current.job.document_id != document_id:
-                return False
-            current.cancel()
-            return True
-
-    def leave(self, document_id: str) -> None:
-        """Cancel the job on a document, if one runs, and wait until its hands are off."""
-        with self._db.changed:
-            while self.cancel(document_id):
-                self._db.changed.wait()
-
-    def close(self) -> None:
-        """Interrupt the running job and end the thread; the job resumes at the next start."""
-        with self._db.changed:
-            self._stopping.set()
-            self._db.changed.notify_all()
-        if self._thread.ident is not None:
-            self._thread.join()
-
-    def _work(self) -> None:
-        while not self._stopping.is_set():
-            try:
-                self._work_on(self._take())
-            except Exception:  # noqa: BLE001  (a full disk must not end the thread)
-                _log.exception("a job could not be begun or ended and is tried again")
-                self._stopping.wait(_RETRY_S)
-
-    def _work_on(self, control: JobControl | None) -> None:
-        if control is None:
-            return
-        try:
-            self._run(control)
-        except JobInterrupted:
-            control.release()
-        finally:
-            with self._db.changed:
-                self._current = None
-                self._db.changed.notify_all()
-
-    def _take(self) -> JobControl | None:
-        with self._db.changed:
-            while not self._stopping.is_set():
-                claim = self._table.claim(self._owner)
-                if claim is not None:
-                    self._current = JobControl(claim, self._table, self._stopping)
-                    return self._current
-                self._db.changed.wait(LEASE_MS / 1000)
-        return None
-
-
-def _now_ms() -> int:
+def now_ms() -> int:
+    """Milliseconds since 1970."""
     return time.time_ns() // 1_000_000
 
 

@@ -12,7 +12,7 @@ from uuid import uuid4
 import numpy as np
 import numpy.typing as npt
 
-from ragflash.errors import Conflict, NotFound, StorageError, UnsafeName
+from ragflash.errors import Conflict, DocumentUnreadable, NotFound, StorageError, UnsafeName
 from ragflash.rag.assemble import LibraryConfig, Parts, assemble
 from ragflash.rag.embed import Embedder, TokenVectors
 from ragflash.rag.files import StagedBlob, storage_errors
@@ -24,11 +24,12 @@ from ragflash.rag.records import (
     DocumentState,
     DuplicatePolicy,
     JobRecord,
+    JobState,
     Scope,
     SearchHit,
     SearchMode,
 )
-from ragflash_ingest.document import Document
+from ragflash_ingest.document import Document, FailureReason
 from ragflash_ingest.names import safe_display_name
 
 __all__ = ["AddResult", "Library", "LibraryConfig", "LibraryHealth", "Page"]
@@ -165,12 +166,14 @@ class Library:
 
         `REUSE` returns the collection's document of the same bytes unless that has failed,
         `REPLACE` makes a new one that takes its place once it is searchable, `KEEP` keeps both.
-        But for `KEEP`, bytes that are being worked on are not worked on again.
+        But for `KEEP`, bytes that are being worked on are not worked on again; work on them that
+        rests after a fault goes on at once.
 
         Raises:
             NotFound: The collection is not in scope.
             UnsafeName: The name cannot be shown safely.
             DocumentTooLarge: More bytes than `max_upload_bytes`.
+            DocumentUnreadable: No bytes at all.
             StorageError: The source or the disk refused.
         """
         if not collection_id or collection_id not in scope:
@@ -181,6 +184,8 @@ class Library:
             raise UnsafeName(f"{error}: send another name") from error
         staged = self._files.stage(source, self._config.max_upload_bytes)
         try:
+            if not staged.size_bytes:
+                raise DocumentUnreadable(FailureReason.EMPTY, f"{label} is empty")
             result, failed = self._add_staged(collection_id, label, staged, on_duplicate)
         except StorageError:
             with suppress(StorageError):  # what then stays, the next start removes
@@ -235,13 +240,13 @@ class Library:
     def delete(self, scope: Scope, document_id: str) -> None:
         """Erase a document in any state; when this returns, nothing of it can be found.
 
-        A failure on the way leaves it hidden, and the next start goes on.
+        A failure on the way leaves it hidden; deleting it again, or the next start, goes on.
 
         Raises:
             NotFound: It is not in scope.
         """
         with self._database.transaction():
-            document = self._corpus.get(scope, document_id)
+            document = self._corpus.get(scope, document_id, even_deleting=True)
             self._corpus.move(document.id, DocumentState.DELETING)
             self._jobs.cancel_all(document.id)
         self._worker.leave(document.id)
@@ -299,7 +304,8 @@ class Library:
         with self._database.transaction():
             job = self._jobs.get(scope, job_id)
             self._jobs.ask_to_cancel(job.id)
-            if not self._worker.cancel(job.document_id) and not job.state.is_final:
+            is_waiting = job.state is JobState.QUEUED  # perhaps put off by who holds it still
+            if is_waiting or not (job.state.is_final or self._worker.cancel(job.document_id)):
                 document = self._corpus.find(job.document_id)
                 if document is not None:
                     self._ingestor.cancel(document, job.id)
@@ -356,6 +362,7 @@ class Library:
             failed = twin if twin is not None and twin.state is DocumentState.FAILED else None
             if twin is not None and failed is None and _is_wanted(twin, policy):
                 self._corpus.add_alias(twin, name)
+                self._jobs.hurry(twin.id)
                 return AddResult(twin, self._jobs.of_document(twin.id), True), None
             if failed is not None:
                 self._corpus.move(failed.id, DocumentState.DELETING)

@@ -6,7 +6,8 @@ from collections.abc import Callable
 
 from ragflash import log, metrics
 from ragflash.errors import NotFound
-from ragflash.rag.jobs import JobControl, JobTable
+from ragflash.rag.job_worker import JobControl
+from ragflash.rag.jobs import JobTable
 from ragflash.rag.records import JobState, Scope
 
 _log = logging.getLogger(__name__)
@@ -15,8 +16,9 @@ _log = logging.getLogger(__name__)
 def measured(run: Callable[[JobControl], None], jobs: JobTable) -> Callable[[JobControl], None]:
     """Return `run` with a log line and a metric for each job that it ends.
 
-    An interrupted job raises instead. What is logged meanwhile has the job's id for a request id:
-    the request that made the job ended long ago, with this id in its reply.
+    An interrupted job raises instead, and one that is put off has not ended. What is logged
+    meanwhile has the job's id for a request id: the request that made the job ended long ago, with
+    this id in its reply.
     """
 
     def run_measured(control: JobControl) -> None:
@@ -25,8 +27,10 @@ def measured(run: Callable[[JobControl], None], jobs: JobTable) -> Callable[[Job
         try:
             run(control)
             state = _state(job.id, job.collection_id, jobs)
+            if not state.is_final:
+                return
             seconds = time.monotonic() - started
-            metrics.INGEST_SECONDS.labels(state).observe(seconds)
+            metrics.INGEST_SECONDS.labels(state.value).observe(seconds)
             fields = {"document_id": job.document_id, "state": state, "ms": round(1000 * seconds)}
             _log.info("job ended", extra=fields)
         finally:
@@ -35,8 +39,8 @@ def measured(run: Callable[[JobControl], None], jobs: JobTable) -> Callable[[Job
     return run_measured
 
 
-def _state(job_id: str, collection_id: str, jobs: JobTable) -> str:
+def _state(job_id: str, collection_id: str, jobs: JobTable) -> JobState:
     try:
-        return jobs.get(Scope(frozenset({collection_id})), job_id).state.value
+        return jobs.get(Scope(frozenset({collection_id})), job_id).state
     except NotFound:  # it went with its document
-        return JobState.CANCELLED.value
+        return JobState.CANCELLED

@@ -116,3 +116,13 @@ def job_leases(db: Database) -> None:
         "ALTER TABLE jobs ADD COLUMN mark INTEGER NOT NULL DEFAULT 0",
         "ALTER TABLE jobs ADD COLUMN cancelling INTEGER NOT NULL DEFAULT 0",
     )
+
+
+@MIGRATIONS(name="0005_job_retries")
+def job_retries(db: Database) -> None:
+    """How often something else was to blame, and when the job is tried again."""
+    _run(
+        db,
+        "ALTER TABLE jobs ADD COLUMN faults INTEGER NOT NULL DEFAULT 0",
+        "ALTER TABLE jobs ADD COLUMN retry_at_ms INTEGER",
+    )

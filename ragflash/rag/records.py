@@ -73,7 +73,8 @@ class DocumentRecord:
         sha256: Of the original bytes; with `parser` it identifies the version.
         pages: Physical pages; 1 for formats without pages.
         tokens: Tokens of the text in the loaded model's tokenizer; 0 while unknown.
-        reason: One word why it `failed` (`encrypted`, `no_text`, `empty`, …).
+        reason: One word why it `failed` (`encrypted`, `no_text`, `empty`, …), or why the work on it
+            rests (`store_unavailable`, `storage_error`).
         warnings: What could not be read, page by page, or was guessed.
         source_id: Stands for this version in prompts, caches and citations.
     """
@@ -107,8 +108,9 @@ class JobRecord:
     Attributes:
         stage: `parsing` or `embedding` while it runs.
         done: Pages or chunks done in this stage, of `total`.
-        code: Error code when it failed.
+        code: Error code when it failed, or was put off.
         detail: What went wrong and what to do.
+        retry_at_ms: When a job that was put off is tried again, in ms since 1970.
     """
 
     id: str
@@ -121,6 +123,7 @@ class JobRecord:
     created_ms: int
     code: str | None = None
     detail: str | None = None
+    retry_at_ms: int | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,5 +1,6 @@
 import pytest
 
+import ragflash.rag.ingest
 from ragflash.rag.ingest import EMBED_BATCH
 from ragflash.rag.records import DocumentState, JobState, Scope
 from ragflash_ingest.document import FailureReason, ParseError
@@ -33,7 +34,7 @@ def test_passages_are_the_text_at_their_offsets(shelf):
     assert all(text[chunk.start : chunk.end] == chunk.text for chunk in chunks)
 
 
-@pytest.mark.parametrize("data", [b"", b" \n\t ", b"\f\f"])
+@pytest.mark.parametrize("data", [b" \n\t ", b"\f\f"])
 def test_a_file_without_text_fails_with_the_reason(shelf, data):
     job, document = ingest(shelf, data)
     assert (job.state, job.code) == (JobState.FAILED, "document_unreadable")
@@ -78,15 +79,32 @@ def test_fewer_vectors_than_passages_never_become_ready(shelf, monkeypatch):
         shelf.embedder, "encode_documents", lambda texts, progress: whole(texts)[1:]
     )
     job, document = ingest(shelf, b"some words")
-    assert (job.state, job.code) == (JobState.FAILED, "store_unavailable")
+    assert (job.state, job.code) == (JobState.FAILED, "model_error")
     assert document.state is DocumentState.FAILED
 
 
 def test_points_are_counted_before_it_is_ready(shelf, monkeypatch):
+    monkeypatch.setattr(ragflash.rag.ingest, "RETRY_PAUSES_S", ())
     monkeypatch.setattr(shelf.library._ingestor._index, "upsert", lambda points: None)
     job, document = ingest(shelf, b"some words")
     assert document.state is DocumentState.FAILED
     assert job.detail == "the vector store holds 0 of 1 passages"
+
+
+def test_points_that_a_batch_lost_are_noticed_at_once_and_written_again(shelf, monkeypatch):
+    monkeypatch.setattr(ragflash.rag.ingest, "RETRY_PAUSES_S", (0.0,))
+    index, batches = shelf.library._ingestor._index, []
+    whole = index.upsert
+
+    def lose_one_of_the_second(points):
+        batches.append([point.chunk_index for point in points])
+        whole(points[1:] if len(batches) == 2 else points)
+
+    monkeypatch.setattr(index, "upsert", lose_one_of_the_second)
+    job, document = ingest(shelf, LONG.encode())
+    assert job.state is JobState.DONE
+    assert [batch[0] for batch in batches] == [0, 64, 64, 128, 192]
+    assert index.count(shelf.collection, document.id) == document.chunks
 
 
 def test_a_restart_parses_again_what_was_being_parsed(open_library, parser):

@@ -10,7 +10,8 @@ from ragflash.rag import jobs
 from ragflash.rag.corpus import Corpus
 from ragflash.rag.database import Database
 from ragflash.rag.files import StagedBlob
-from ragflash.rag.jobs import MAX_ATTEMPTS, JobControl, JobInterrupted, JobTable
+from ragflash.rag.job_worker import JobControl
+from ragflash.rag.jobs import MAX_ATTEMPTS, JobInterrupted, JobTable
 from ragflash.rag.library import _new_record
 from ragflash.rag.migrations import MIGRATIONS
 from ragflash.rag.records import DocumentState, DuplicatePolicy, JobState, Scope
@@ -45,11 +46,11 @@ def test_a_job_has_one_claimant(table):
 
 def test_a_lease_that_ran_out_is_free(table, monkeypatch):
     first = table.claim("one")
-    now_ms = jobs._now_ms()
-    monkeypatch.setattr(jobs, "_now_ms", lambda: now_ms + jobs.LEASE_MS + 1)
+    now_ms = jobs.now_ms()
+    monkeypatch.setattr(jobs, "now_ms", lambda: now_ms + jobs.LEASE_MS + 1)
     assert table.renew(first)
     assert table.claim("two") is None
-    monkeypatch.setattr(jobs, "_now_ms", lambda: now_ms + 3 * jobs.LEASE_MS)
+    monkeypatch.setattr(jobs, "now_ms", lambda: now_ms + 3 * jobs.LEASE_MS)
     assert table.claim("two").attempts == 2
     assert not table.renew(first)
 
@@ -148,12 +149,13 @@ def test_jobs_of_an_earlier_release_go_on(open_library, tmp_path, parser):
     assert parser.entered.wait(30)
     library.close()
     connection = sqlite3.connect(tmp_path / "data" / "library.sqlite")
-    for column in ("owner", "lease_until_ms", "attempts", "mark", "cancelling"):
+    added = ("owner", "lease_until_ms", "attempts", "mark", "cancelling", "faults", "retry_at_ms")
+    for column in added:
         connection.execute(f"ALTER TABLE jobs DROP COLUMN {column}")
     connection.execute("DELETE FROM _sqlite_migrations WHERE name >= '0004'")
     connection.commit()
     pending = MIGRATIONS.pending(MigratedDatabase(connection, execute_plugins=False))
-    assert "0004_job_leases" in {migration.name for migration in pending}
+    assert {migration.name for migration in pending} >= {"0004_job_leases", "0005_job_retries"}
     connection.close()
     parser.gate.set()
     assert open_library().wait(MINE, result.job.id, 30).state is JobState.DONE

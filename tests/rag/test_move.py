@@ -106,14 +106,30 @@ def test_ingest_and_deletion_survive_a_server_that_stumbles(open_at, server, qdr
     assert points_on(qdrant) == 0
 
 
-def test_a_document_fails_with_the_reason_when_the_server_is_down(open_at, server, qdrant):
+@pytest.mark.parametrize("comes_back", [True, False])
+def test_work_rests_while_the_server_is_down_and_fails_if_it_stays_so(
+    open_at, server, qdrant, monkeypatch, comes_back
+):
+    monkeypatch.setattr("ragflash.rag.ingest.RETRY_PAUSES_S", (0.0, 3600.0 if comes_back else 0.0))
     library = open_at(server)
     qdrant.order(Fault.UNAVAILABLE, times=1000)
     result = library.add(MINE, "mine", "a.txt", b"words")
-    job = library.wait(MINE, result.job.id, 60)
-    qdrant.faults.clear()
-    assert job.state is JobState.FAILED
-    assert job.code == VectorStoreUnavailable.code
+    if comes_back:
+        job = next(seen for seen in library.watch(MINE, result.job.id) if is_second_rest(seen))
+        assert job.code == library.get(MINE, result.document.id).reason == "store_unavailable"
+        qdrant.faults.clear()
+        assert library.add(MINE, "mine", "a.txt", b"words").deduplicated
+        assert library.wait(MINE, result.job.id, 60).state is JobState.DONE
+        assert found(library, "words") == {result.document.id}
+    else:
+        job = library.wait(MINE, result.job.id, 60)
+        qdrant.faults.clear()
+        assert (job.state, job.code) == (JobState.FAILED, VectorStoreUnavailable.code)
+        assert job.detail.endswith("(tried 3 times)")
+
+
+def is_second_rest(job) -> bool:
+    return job.retry_at_ms is not None and job.retry_at_ms > job.created_ms + 1_800_000
 
 
 def test_libraries_share_a_server(server, qdrant, tmp_path):
