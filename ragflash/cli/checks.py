@@ -121,7 +121,9 @@ def check_model(settings: Settings) -> Finding:
         model_class(architecture)
         for name, tensor in file.tensors.items():
             block_format_of(name, tensor.type)
-        ChatTemplate.from_gguf(file, Tokenizer.from_gguf(file))
+        ChatTemplate.from_gguf(
+            file, Tokenizer.from_gguf(file, pre_tokenizer=settings.pre_tokenizer)
+        )
     size_mib = path.stat().st_size >> 20
     return Finding("model", Level.OK, f"{path.name}: architecture {architecture}, {size_mib} MiB")
 

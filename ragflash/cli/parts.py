@@ -61,6 +61,7 @@ def start_model(settings: Settings) -> "EngineClient":
     return start_engine(
         path,
         dtype=settings.dtype,
+        pre_tokenizer=settings.pre_tokenizer,
         kv_bytes=settings.kv_bytes,
         max_slots=settings.max_slots,
         queue_size=settings.queue_size,
@@ -241,4 +242,4 @@ def _load_tokenizer(settings: Settings) -> "Tokenizer":
     from ragflash.gguf.tokenizer import Tokenizer  # noqa: PLC0415
 
     with GGUFFile.open(model_path(settings)) as file:
-        return Tokenizer.from_gguf(file)
+        return Tokenizer.from_gguf(file, pre_tokenizer=settings.pre_tokenizer)

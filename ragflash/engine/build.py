@@ -30,6 +30,7 @@ def start_engine(
     model_path: Path,
     *,
     dtype: ComputeDtype = "auto",
+    pre_tokenizer: str | None = None,
     kv_bytes: int = 2 << 30,
     max_slots: int = 4,
     queue_size: int = 64,
@@ -44,6 +45,7 @@ def start_engine(
     Args:
         model_path: A GGUF file.
         dtype: What the model computes in.
+        pre_tokenizer: In place of the one that the file names.
         kv_bytes: Memory for keys and values of sequences and stored segments.
         max_slots: Requests that run together.
         queue_size: Requests that may wait beyond those.
@@ -55,7 +57,8 @@ def start_engine(
 
     Raises:
         ModelError: The file cannot be used.
-        SettingInvalid: A size is not positive or too small for the model.
+        SettingInvalid: A size is not positive or too small for the model, or the pre-tokenizer is
+            not known.
     """
     _check(
         threads=1 if threads is None else threads,
@@ -63,7 +66,7 @@ def start_engine(
         prefill_chunk_tokens=prefill_chunk_tokens,
     )
     with GGUFFile.open(model_path) as file:
-        tokenizer = Tokenizer.from_gguf(file)
+        tokenizer = Tokenizer.from_gguf(file, pre_tokenizer=pre_tokenizer)
         template = ChatTemplate.from_gguf(file, tokenizer)
         model = load_model(file, dtype=dtype)
         num_pages = _num_pages(model, kv_bytes, max_slots)

@@ -97,6 +97,48 @@ def tokenizer_file(tmp_path: Path) -> TokenizerFile:
     return build
 
 
+VocabularyFile = Callable[..., GGUFFile]
+
+
+@pytest.fixture
+def vocabulary_file(tmp_path: Path) -> VocabularyFile:
+    """Writes a file with these tokens; `metadata` may be anything that the format has."""
+
+    def build(
+        tokens: Sequence[tuple[str, int]],
+        *,
+        model: str,
+        scores: Sequence[float] = (),
+        merges: Sequence[str] = (),
+        pre: str | None = None,
+        **metadata: bool | int,
+    ) -> GGUFFile:
+        path = tmp_path / f"{len(list(tmp_path.iterdir()))}.gguf"
+        writer = gguf.GGUFWriter(path, "llama")
+        writer.add_tokenizer_model(model)
+        writer.add_token_list([token for token, _ in tokens])
+        writer.add_token_types([kind for _, kind in tokens])
+        if pre is not None:
+            writer.add_tokenizer_pre(pre)
+        if scores:
+            writer.add_token_scores(scores)
+        if merges:
+            writer.add_token_merges(merges)
+        for key, value in metadata.items():
+            add = writer.add_bool if isinstance(value, bool) else writer.add_uint32
+            add(f"tokenizer.ggml.{key}", value)
+        write(writer)
+        return GGUFFile.open(path)
+
+    return build
+
+
+@pytest.fixture(scope="session")
+def gemma_tokenizer(gemma_model_path: Path) -> Tokenizer:
+    with GGUFFile.open(gemma_model_path) as file:
+        return Tokenizer.from_gguf(file)
+
+
 def byte_symbols() -> list[str]:
     """The alphabet of byte-level vocabularies in the order of their characters."""
     return [chr(c) for c in (*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x144))]

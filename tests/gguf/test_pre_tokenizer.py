@@ -2,8 +2,8 @@
 
 import pytest
 
+from ragflash.gguf.byte_level import BYTE_OF_SYMBOL
 from ragflash.gguf.pre_tokenizer import PRE_TOKENIZERS
-from ragflash.gguf.tokenizer import BYTE_OF_SYMBOL
 
 
 def words(name: str, text: str) -> list[str]:

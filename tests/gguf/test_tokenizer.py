@@ -10,9 +10,10 @@ from gguf import TokenType
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from ragflash.errors import GGUFInvalid, InputError, TokenizerUnknown
+from ragflash.errors import GGUFInvalid, InputError, SettingInvalid, TokenizerUnknown
+from ragflash.gguf.byte_level import BYTE_SYMBOLS
 from ragflash.gguf.reader import GGUFFile
-from ragflash.gguf.tokenizer import BYTE_SYMBOLS, Tokenizer
+from ragflash.gguf.tokenizer import Tokenizer
 
 GOLDENS: list[dict[str, Any]] = json.loads(
     (Path(__file__).parents[1] / "golden" / "smollm2_tokens.json").read_text(encoding="utf-8")
@@ -176,6 +177,32 @@ def test_the_file_decides_about_bos_before_the_recipe(
     assert Tokenizer.from_gguf(tokenizer_file(pre=pre, settings=settings)).add_bos is expected
 
 
+def test_another_pre_tokenizer_may_be_chosen(tokenizer_file: Any) -> None:
+    file = tokenizer_file(pre="somebody-elses", merges=("1 2", "12 3"))
+    chosen = Tokenizer.from_gguf(file, pre_tokenizer="qwen2")
+    assert len(chosen.encode("123")) == 3
+    named = Tokenizer.from_gguf(tokenizer_file(pre="gpt-2", merges=("1 2", "12 3")))
+    assert len(named.encode("123")) == 1
+    again = Tokenizer.from_gguf(file, pre_tokenizer="llama-bpe")
+    assert chosen.fingerprint != again.fingerprint
+
+
+def test_a_chosen_pre_tokenizer_must_be_known(tokenizer_file: Any) -> None:
+    with pytest.raises(SettingInvalid, match=r"'qwen3'.*default, gpt-2, llama-bpe"):
+        Tokenizer.from_gguf(tokenizer_file(), pre_tokenizer="qwen3")
+
+
+def test_white_space_and_tags_that_are_tokens_are_taken_whole(tokenizer_file: Any) -> None:
+    others = [(token, TokenType.USER_DEFINED) for token in ("\n\n", "    ", "</td>", "<think>")]
+    tokenizer = Tokenizer.from_gguf(tokenizer_file(others=others))
+    breaks, blanks, tag, think = range(tokenizer.vocab_size - 4, tokenizer.vocab_size)
+    ids = tokenizer.encode("a\n\n    b</td><think>")
+    assert {breaks, blanks, tag} < set(ids)
+    assert think not in ids
+    assert tokenizer.decode(ids) == "a\n\n    b</td><think>"
+    assert tokenizer.encode_markup("</td><think>") == [tag, think]
+
+
 def test_fingerprint_changes_with_anything_that_ids_depend_on(tokenizer_file: Any) -> None:
     variants = [
         {},
@@ -212,10 +239,10 @@ def test_an_unknown_id_is_an_index_error(packaged_tokenizer: Tokenizer, token_id
         (
             {"pre": "x"},
             TokenizerUnknown,
-            "'x'.*default, gpt-2, llama-bpe, qwen2, qwen35, smollm",
+            "'x'.*default, gpt-2, llama-bpe, qwen2, qwen35, smollm.*RAGFLASH_PRE_TOKENIZER",
         ),
         ({"pre": None}, TokenizerUnknown, "pre is None"),
-        ({"model": "llama"}, TokenizerUnknown, "'llama'.*'gpt2'"),
+        ({"model": "bert"}, TokenizerUnknown, "'bert'.*gpt2, llama, gemma4"),
         ({"merges": ("h e", "x y"), "unmade": ("x y",)}, GGUFInvalid, "'xy' is no text token"),
         ({"merges": ("he",)}, GGUFInvalid, "merges"),
         ({"without": "A"}, GGUFInvalid, "no token for the byte 0x41"),

