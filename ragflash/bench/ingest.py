@@ -10,8 +10,8 @@ import torch
 from ragflash.bench.record import Measurement, Series
 from ragflash.errors import DocumentUnreadable
 from ragflash.rag.embed import Embedder
-from ragflash.rag.ingest import EMBED_BATCH, indexed_text
 from ragflash.rag.library import Library, LibraryConfig
+from ragflash.rag.points import EMBED_BATCH, indexed_text
 from ragflash.rag.records import DEFAULT_COLLECTION, Scope
 from ragflash_ingest.chunk import chunk
 from ragflash_ingest.document import Document, ParseError

@@ -3,7 +3,18 @@
 import typer
 
 from ragflash import __version__
-from ragflash.cli import ask, bench, demo, doctor, documents, evaluate, move, reconcile, serve
+from ragflash.cli import (
+    ask,
+    bench,
+    demo,
+    doctor,
+    documents,
+    evaluate,
+    move,
+    reconcile,
+    reindex,
+    serve,
+)
 from ragflash.cli.options import JsonOption
 from ragflash.cli.output import Output
 
@@ -22,6 +33,7 @@ app.command()(ask.ask)
 app.command()(documents.search)
 app.add_typer(documents.app, name="documents")
 app.command()(reconcile.reconcile)
+app.command()(reindex.reindex)
 app.command("move-store")(move.move_store)
 app.command("eval")(evaluate.evaluate)
 app.command()(demo.demo)

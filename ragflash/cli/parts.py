@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from ragflash.rag.move import MoveResult
     from ragflash.rag.placement import ServerAddress
     from ragflash.rag.reconcile import Reconciliation
+    from ragflash.rag.reindex import ReindexResult
 
 SCOPE = Scope(frozenset({DEFAULT_COLLECTION}))
 
@@ -137,6 +138,19 @@ def move_store(
         )
     to = StoreKind.EMBEDDED if back else StoreKind.SERVER
     return move_points(settings.data_dir, server, make_embedder(settings), to, report)
+
+
+def embed_again(settings: Settings, *, report: Callable[[int, int], None]) -> "ReindexResult":
+    """Give all documents vectors of the configured embedding model.
+
+    Raises:
+        DataFolderLocked: Another process has the data folder.
+        ModelMissing: There is no embedding model.
+        VectorStoreUnavailable: The Qdrant server does not answer, or refuses.
+    """
+    from ragflash.rag.reindex import reindex  # noqa: PLC0415  (loads the store)
+
+    return reindex(settings.data_dir, _vector_server(settings), make_embedder(settings), report)
 
 
 @contextmanager

@@ -114,7 +114,7 @@ def check_fingerprint(corpus: Corpus, fingerprint: str) -> None:
         collection_id, other = min(foreign.items())
         raise IndexMismatch(
             f"collection {collection_id!r} was built with the embedding model [{other}], but "
-            f"[{fingerprint}] is configured: configure the former again, or choose another data "
-            "folder and add the documents there"
+            f"[{fingerprint}] is configured: run `ragflash reindex` to embed all documents again, "
+            "or configure the former model again"
         )
     corpus.adopt_fingerprint(fingerprint)

@@ -86,6 +86,10 @@ class Corpus:
             fingerprint,
         )
 
+    def change_fingerprint(self, fingerprint: str) -> None:
+        """Note that all vectors come from the model in use now."""
+        self._db.execute("UPDATE collections SET fingerprint = ?", fingerprint)
+
     def add(self, record: DocumentRecord, replaces: str | None = None) -> None:
         """Insert a document; `replaces` is dropped when this one becomes searchable."""
         self._db.execute(

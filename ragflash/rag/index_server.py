@@ -272,6 +272,11 @@ class QdrantServerIndex:
             )
 
 
+def drop_collection(server: ServerAddress, collection: str) -> None:
+    """Delete a collection that need not be there; see `QdrantServerIndex` for what is raised."""
+    QdrantServerIndex(server, collection, RetryPolicy()).destroy()
+
+
 def batches(points: Sequence[VectorPoint]) -> Iterator[list[models.PointStruct]]:
     """Cut points into requests of at most `BATCH_POINTS` points and `BATCH_BYTES` bytes."""
     batch: list[models.PointStruct] = []

@@ -2,35 +2,33 @@
 
 import logging
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import Protocol
 
 from ragflash.errors import (
     DocumentUnreadable,
-    ModelError,
     RagflashError,
     StorageError,
     UnsupportedMedia,
     UpstreamError,
-    VectorStoreUnavailable,
 )
 from ragflash.rag.corpus import Corpus, ParsedFacts
 from ragflash.rag.database import Database
 from ragflash.rag.embed import Embedder
 from ragflash.rag.erase import Eraser
 from ragflash.rag.files import FileStore, storage_errors
-from ragflash.rag.index import VectorIndex, VectorPoint
+from ragflash.rag.index import VectorIndex
 from ragflash.rag.job_worker import JobControl
 from ragflash.rag.jobs import MAX_ATTEMPTS, JobCancelled, JobInterrupted, JobTable
-from ragflash.rag.records import ChunkRecord, DocumentRecord, DocumentState, JobState
+from ragflash.rag.points import PointWriter, indexed_text
+from ragflash.rag.records import DocumentRecord, DocumentState, JobState
 from ragflash.rag.sparse import document_vector
 from ragflash_ingest.chunk import chunk
-from ragflash_ingest.document import Chunk, Document, FailureReason, ParseError
+from ragflash_ingest.document import Document, FailureReason, ParseError
 from ragflash_ingest.pool import ParseCancelled, Progress
 
-EMBED_BATCH = 64
 CANCELLED = "cancelled"
 RETRY_PAUSES_S = (5.0, 30.0, 120.0, 600.0, 1800.0)
 """How long work rests after faults in a row that are not the document's; then it fails."""
@@ -84,8 +82,8 @@ class Ingestor:
         self._jobs = jobs
         self._files = files
         self._index = index
+        self._writer = PointWriter(index, embedder)
         self._parser = parser
-        self._embedder = embedder
         self._eraser = eraser
         self._count_tokens = count_tokens
 
@@ -227,67 +225,15 @@ class Ingestor:
             raise DocumentUnreadable(error.reason, error.detail) from error
 
     def _embed(self, document: DocumentRecord, control: JobControl) -> None:
-        """Embed and store batch by batch, from the first batch that is not stored yet."""
-        passages = self._corpus.chunks(document.id)
-        stored = self._count(document)
+        stored = self._writer.count(document)
         control.advance(1 + stored)
-        whole = stored == len(passages)
-        first = stored if whole else stored // EMBED_BATCH * EMBED_BATCH
-        complete = self._store(document, passages, first, control)
-        if not complete and first:
-            _log.warning("stored points do not fit the passages", extra={"id": document.id})
-            self._index.delete_document(document.collection_id, document.id)
-            complete = self._store(document, passages, 0, control)
-        if not complete:
-            held = f"{self._count(document)} of {len(passages)} passages"
-            raise VectorStoreUnavailable(f"the vector store holds {held}")
-
-    def _store(
-        self,
-        document: DocumentRecord,
-        passages: Sequence[ChunkRecord],
-        first: int,
-        control: JobControl,
-    ) -> bool:
-        """Store passages from `first` on; whether the store counts what it should, each time."""
-        total = len(passages)
-        control.report("embedding", first, total)
-        for start in range(first, total, EMBED_BATCH):
-            batch = passages[start : start + EMBED_BATCH]
-            progress = partial(self._report_embedding, control, start, total)
-            points = self._points(document, batch, progress)
-            control.check()
-            self._index.upsert(points)
-            if self._count(document) != start + len(batch):
-                return False
-        self._index.flush()
-        return self._count(document) == total
-
-    def _count(self, document: DocumentRecord) -> int:
-        return self._index.count(document.collection_id, document.id)
-
-    def _points(
-        self,
-        document: DocumentRecord,
-        passages: Sequence[ChunkRecord],
-        progress: Callable[[int], None],
-    ) -> list[VectorPoint]:
-        texts = [indexed_text(passage) for passage in passages]
-        vectors = self._embedder.encode_documents(texts, progress)
-        if vectors.shape != (len(texts), self._embedder.dim):
-            raise ModelError(
-                f"the embedding model gave vectors of shape {vectors.shape} for {len(texts)} "
-                f"passages, and says that it makes vectors of {self._embedder.dim} numbers"
-            )
-        owner = (document.collection_id, document.id)
-        return [
-            VectorPoint(*owner, passage.index, vector, document_vector(text))
-            for passage, vector, text in zip(passages, vectors, texts, strict=True)
-        ]
-
-    @staticmethod
-    def _report_embedding(control: JobControl, start: int, total: int, done: int) -> None:
-        control.report("embedding", start + done, total)
+        self._writer.write(
+            document,
+            self._corpus.chunks(document.id),
+            stored,
+            report=partial(control.report, "embedding"),
+            check=control.check,
+        )
 
     def _finish(self, document: DocumentRecord, control: JobControl) -> None:
         """Make the document visible and what it replaces invisible, at once."""
@@ -308,11 +254,6 @@ class Ingestor:
             except RagflashError:
                 # It has its tombstone: nothing finds it, and the next start goes on.
                 _log.warning("a replaced document is not erased yet", extra={"id": replaced.id})
-
-
-def indexed_text(passage: Chunk | ChunkRecord) -> str:
-    """What is embedded and indexed of a passage: its headings, then its text."""
-    return f"{passage.section}\n{passage.text}" if passage.section else passage.text
 
 
 def _warnings(document: Document) -> tuple[str, ...]:

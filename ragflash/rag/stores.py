@@ -1,6 +1,7 @@
 """Opens the vector store that a library's vectors are in, and no other."""
 
 import shutil
+from collections.abc import Iterable
 from pathlib import Path
 
 from ragflash.errors import Conflict
@@ -38,17 +39,51 @@ def open_store(
         StorageError: The embedded store cannot be opened, or the vectors are of another kind.
         VectorStoreUnavailable: The server does not answer, or refuses.
     """
-    placement = Placement.load(data_dir)
-    wanted = StoreKind.EMBEDDED if server is None else StoreKind.SERVER
-    if placement.kind is not wanted:
-        if holds_passages:
-            raise Conflict(_WAY_OUT[placement.kind])
-        placement = placement.moved(data_dir, wanted)
+    placement = _placed(data_dir, server, holds_passages=holds_passages)
     own = placement.folder(data_dir, embedder.fingerprint)
     remove_folders(own.parent, keep=own if server is None else None)
     if server is None:
         return open_embedded(placement, data_dir, embedder)
     return open_server(placement, server, embedder, create=not holds_passages)
+
+
+def open_new_store(data_dir: Path, server: ServerAddress | None, embedder: Embedder) -> VectorIndex:
+    """Open or create the store of another embedding model beside the one in use.
+
+    Raises:
+        Conflict: The vectors are in the other kind of store than the one configured.
+        StorageError: The embedded store cannot be opened.
+        VectorStoreUnavailable: The server does not answer, or refuses.
+    """
+    placement = _placed(data_dir, server, holds_passages=True)
+    if server is None:
+        return open_embedded(placement, data_dir, embedder)
+    return open_server(placement, server, embedder, create=True)
+
+
+def drop_former_stores(
+    data_dir: Path, server: ServerAddress | None, embedder: Embedder, former: Iterable[str]
+) -> None:
+    """Remove the stores of models that are used no more, given by their fingerprints."""
+    placement = Placement.load(data_dir)
+    own = placement.folder(data_dir, embedder.fingerprint)
+    remove_folders(own.parent, keep=own if server is None else None)
+    if server is not None:
+        from ragflash.rag.index_server import drop_collection  # noqa: PLC0415  (as in open_server)
+
+        for fingerprint in former:
+            drop_collection(server, placement.collection(fingerprint))
+
+
+def _placed(data_dir: Path, server: ServerAddress | None, *, holds_passages: bool) -> Placement:
+    """Where the vectors are, which has to be what is configured unless there are none."""
+    placement = Placement.load(data_dir)
+    wanted = StoreKind.EMBEDDED if server is None else StoreKind.SERVER
+    if placement.kind is wanted:
+        return placement
+    if holds_passages:
+        raise Conflict(_WAY_OUT[placement.kind])
+    return placement.moved(data_dir, wanted)
 
 
 def open_embedded(placement: Placement, data_dir: Path, embedder: Embedder) -> QdrantEdgeIndex:

@@ -19,7 +19,7 @@ from dataclasses import dataclass, field
 from itertools import count
 from pathlib import Path
 
-import ragflash.rag.ingest
+import ragflash.rag.points
 from conftest import HashEmbedder, TextParser
 from ragflash.rag.disk import Disk
 from ragflash.rag.index_edge import QdrantEdgeIndex
@@ -244,7 +244,7 @@ def was_killed(child: int) -> bool:
 def live(folder: Path, diary: Diary, bomb: Bomb, pipe: int, number: int, *, early: bool) -> None:
     """Recover, check, and then work; the bomb is armed for the first or for the last."""
     bomb.install()
-    ragflash.rag.ingest.EMBED_BATCH = 2
+    ragflash.rag.points.EMBED_BATCH = 2
     bomb.armed = early
     embedder = HashEmbedder(8)
     library = Library.open(LibraryConfig(folder), embedder, parser=TextParser())

@@ -1,7 +1,7 @@
 import pytest
 
 import ragflash.rag.ingest
-from ragflash.rag.ingest import EMBED_BATCH
+from ragflash.rag.points import EMBED_BATCH
 from ragflash.rag.records import DocumentState, JobState, Scope
 from ragflash_ingest.document import FailureReason, ParseError
 

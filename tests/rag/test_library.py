@@ -201,7 +201,7 @@ def test_another_embedding_model_is_refused_with_both_names(open_library, librar
     add("words")
     library.close()
     other = type(embedder)(dim=32, name="other")
-    with pytest.raises(IndexMismatch, match=r"hash dim=64.*other dim=32.*another data folder"):
+    with pytest.raises(IndexMismatch, match=r"hash dim=64.*other dim=32.*ragflash reindex"):
         open_library(embedder=other)
     open_library()
 

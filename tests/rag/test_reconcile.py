@@ -2,6 +2,7 @@ import pytest
 
 from ragflash.errors import DataFolderLocked
 from ragflash.rag.library import Library, LibraryConfig
+from ragflash.rag.points import PointWriter
 from ragflash.rag.records import DocumentState, Scope
 
 MINE = Scope(frozenset({"mine"}))
@@ -78,9 +79,8 @@ def test_a_document_whose_points_do_not_match_is_embedded_again(
     document_id = add(LONG)
     chunks = library.get(MINE, document_id).chunks
     index = index_of(library)
-    points = library._ingestor._points(
-        library.get(MINE, document_id), library.chunks(MINE, document_id), lambda done: None
-    )
+    document, passages = library.get(MINE, document_id), library.chunks(MINE, document_id)
+    points = PointWriter(index, embedder).points(document, passages)
     if lost != "too many":
         index.delete_document("mine", document_id)
     if lost == "some":
