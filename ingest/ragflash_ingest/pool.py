@@ -206,7 +206,7 @@ class _Child:
             else:
                 body, boxes = self._receive(deadline, stop), self._receive(deadline, stop)
                 self.busy = False
-                return wire.from_json(body, boxes)
+                return wire.from_parts(body, boxes)
 
     def _await_start(self, stop: Callable[[], bool]) -> None:
         try:

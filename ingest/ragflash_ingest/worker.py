@@ -38,8 +38,7 @@ def _serve(connection: Connection, data: bytes, name: str) -> None:
 
     try:
         document = parse_bytes(data, name, report)
-        body = wire.to_json(document)
-        boxes = document.boxes.to_bytes() if document.boxes else b""
+        body, boxes = wire.to_parts(document)
     except ParseError as error:
         failure = {"reason": error.reason, "detail": error.detail}
     except MemoryError:

@@ -81,3 +81,19 @@ def test_documents_survive_storage():
         if name != "boxes":
             assert getattr(again, name) == getattr(whole, name)
     assert wire.from_json(wire.to_json(document())).boxes is None
+
+
+def test_documents_survive_the_pipe():
+    boxes = BoxTable.rounded(np.array([[0, 0, 1, 1]] * 4 + [[np.nan] * 4], np.float32), (0, 3))
+    whole = document(boxes=boxes)
+    again = wire.from_parts(*wire.to_parts(whole))
+    assert np.array_equal(again.boxes.boxes, boxes.boxes, equal_nan=True)
+    assert again.boxes.page_starts == tuple(page.start for page in whole.pages)
+    assert again.text == whole.text
+    assert wire.from_parts(*wire.to_parts(document())).boxes is None
+
+
+def test_boxes_that_do_not_fit_the_text_are_refused():
+    body, boxes = wire.to_parts(document(boxes=BoxTable(np.zeros((5, 4), np.float32), (0,))))
+    with pytest.raises(ValueError, match="reshape"):
+        wire.from_parts(body, boxes[16:])

@@ -2,8 +2,9 @@
 
 import re
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import islice
 
 from ragflash_ingest.document import DocumentPage
 
@@ -75,17 +76,29 @@ def find_furniture(text: str, pages: Sequence[DocumentPage]) -> Furniture:
 
 def _edges(text: str, page: DocumentPage) -> tuple[list[Range], list[Range]]:
     """The first and the last lines of a page that hold anything, from the edge inwards."""
-    lines: list[Range] = []
-    start = page.start
-    while start <= page.end:
-        end = text.find("\n", start, page.end)
-        end = page.end if end < 0 else end
-        if text[start:end].strip():
-            lines.append((start, end))
-        start = end + 1
-    sides = lines[:_EDGE_LINES], lines[: -_EDGE_LINES - 1 : -1]
-    top, bottom = ([line for line in side if line[1] - line[0] <= _LONGEST] for side in sides)
+    sides = _lines_down(text, page.start, page.end), _lines_up(text, page.start, page.end)
+    top, bottom = (
+        [line for line in islice(side, _EDGE_LINES) if line[1] - line[0] <= _LONGEST]
+        for side in sides
+    )
     return top, bottom
+
+
+def _lines_down(text: str, start: int, end: int) -> Iterator[Range]:
+    while start <= end:
+        found = text.find("\n", start, end)
+        stop = found if found >= 0 else end
+        if text[start:stop].strip():
+            yield start, stop
+        start = stop + 1
+
+
+def _lines_up(text: str, start: int, end: int) -> Iterator[Range]:
+    while end >= start:
+        first = text.rfind("\n", start, end) + 1 or start
+        if text[first:end].strip():
+            yield first, end
+        end = first - 1
 
 
 def _shape(line: str) -> str:

@@ -156,22 +156,26 @@ def _sections(
 def _find_heading(page_text: str, title: str, earliest: int) -> int:
     """Offset of the line that is the title, perhaps after a number; 0 if there is none."""
     wanted = _squeeze(title)
-    starts = [0, *(match.end() for match in re.finditer("\n", page_text))]
-    for start in starts:
+    start = end = -1
+    while end < len(page_text):
+        start, end = end + 1, page_text.find("\n", end + 1)
+        end = end if end >= 0 else len(page_text)
         if start < earliest:
             continue
-        line = _squeeze(page_text[start:].partition("\n")[0]).removesuffix("-")
-        following = _squeeze(page_text[start : start + 2 * len(title) + 40])
+        line = _squeeze(page_text[start:end]).removesuffix("-")
         number = _HEADING_NUMBER.match(line)
         for skipped in {0, number.end() if number else 0}:
             rest = line[skipped:]
-            if rest and wanted.startswith(rest) and following.startswith(wanted, skipped):
-                return start
+            if rest and wanted.startswith(rest):
+                following = _squeeze(page_text[start : start + 2 * len(title) + 40])
+                if following.startswith(wanted, skipped):
+                    return start
     return 0
 
 
 def _squeeze(text: str) -> str:
-    return re.sub(r"\s", "", normalise(text).text).casefold()
+    plain = text.isascii() and "\n" not in text  # nothing to normalise, no word to join
+    return re.sub(r"\s", "", text if plain else normalise(text).text).casefold()
 
 
 def _warnings(reads: list[PageText | str]) -> tuple[str, ...]:

@@ -6,20 +6,68 @@ paragraph ends, the line break becomes an empty line.
 """
 
 import ctypes
+from collections import deque
 from dataclasses import dataclass
-from itertools import pairwise
+from itertools import repeat
+from statistics import median
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import pypdfium2 as pdfium  # type: ignore[import-untyped]
 import pypdfium2.raw as pdfium_c  # type: ignore[import-untyped]
 
-_HYPHEN, _NONCHARACTER = 0x02, 0xFFFE
+_LINE_FEED = 0x0A
 _PARAGRAPH_PITCH = 1.3  # of the page's usual distance between lines
 _SIZE_CHANGE = 1.15
 _INDENT = (0.6, 5.0)  # in line heights
 
 Boxes = npt.NDArray[np.float32]
+Codes = npt.NDArray[np.uint32]
+Indices = npt.NDArray[np.int64]
+Handle = Any  # of a text page, as `from_param` gives it
+
+
+def _function(function: Any, result: Any) -> Any:  # noqa: ANN401  (ctypes makes its types)
+    """A function of PDFium that takes its arguments as they are: half the time of a call.
+
+    The binding converts and checks every argument, which takes longer than what is called once a
+    character. Arguments must be what `from_param` or `byref` give, or ints for C ints.
+    """
+    address = ctypes.cast(function, ctypes.c_void_p).value
+    assert address is not None
+    return ctypes.PYFUNCTYPE(result)(address)
+
+
+_get_text = _function(pdfium_c.FPDFText_GetText, ctypes.c_int)
+_get_unicode = _function(pdfium_c.FPDFText_GetUnicode, ctypes.c_uint)
+_get_font_size = _function(pdfium_c.FPDFText_GetFontSize, ctypes.c_double)
+_get_loose_box = _function(pdfium_c.FPDFText_GetLooseCharBox, None)
+
+# Boxes are read in blocks into one place, so that the pointers into it are made once.
+_BLOCK = 4096
+_BLOCK_BUFFER = (pdfium_c.FS_RECTF * _BLOCK)()
+_BLOCK_RECTS = np.frombuffer(_BLOCK_BUFFER, np.float32).reshape(_BLOCK, 4)
+_BLOCK_POINTERS = [
+    ctypes.byref(_BLOCK_BUFFER, ctypes.sizeof(pdfium_c.FS_RECTF) * at) for at in range(_BLOCK)
+]
+
+
+# What becomes of a code; what comes after _HYPHEN is left out.
+_PLAIN, _BREAK, _HYPHEN, _CONTROL, _HIGH, _LOW = range(6)
+
+
+def _code_kinds() -> npt.NDArray[np.uint8]:
+    kinds = np.full(0x10001, _PLAIN, np.uint8)
+    kinds[:0x20] = kinds[0x7F] = _CONTROL
+    kinds[ord("\t")] = _PLAIN
+    kinds[_LINE_FEED] = _BREAK
+    kinds[[0x02, 0xFFFE]] = _HYPHEN
+    kinds[0xD800:0xDC00], kinds[0xDC00:0xE000] = _HIGH, _LOW
+    return kinds
+
+
+_KINDS = _code_kinds()  # the last one stands for all codes beyond 16 bits
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -47,16 +95,16 @@ def read_page(page: pdfium.PdfPage) -> PageText:
     """
     textpage = page.get_textpage()
     try:
-        codes, rects = _characters(textpage)
-        chars, origins = _decode(codes)
-        sizes = _line_sizes(textpage, chars, origins)
+        count = max(pdfium_c.FPDFText_CountChars(textpage), 0)
+        handle = ctypes.c_void_p.from_param(ctypes.cast(textpage.raw, ctypes.c_void_p).value)
+        chars, origins = _decode(_codes(handle, count))
+        rects = _rects(handle, count)
+        sizes = _font_sizes(handle, chars, origins)
     finally:
         textpage.close()
-    boxes = np.full((len(chars), 4), np.nan, np.float32)
-    sources = np.array(origins, dtype=np.int64)
-    boxes[sources >= 0] = _to_shown(rects, page)[sources[sources >= 0]]
-    boxes[~(boxes[:, 2] > boxes[:, 0])] = np.nan
-    text, boxes = _mark_paragraphs("".join(chars), boxes, sizes)
+    boxes = _to_shown(rects, page).take(origins, axis=0, mode="wrap")
+    boxes[(origins < 0) | ~(boxes[:, 2] > boxes[:, 0])] = np.nan
+    text, boxes = _mark_paragraphs(chars, boxes, sizes)
     first = len(text) - len(text.lstrip())
     last = len(text.rstrip())
     width, height = page.get_size()
@@ -64,42 +112,39 @@ def read_page(page: pdfium.PdfPage) -> PageText:
     return PageText(text[first:last], boxes[first:last], width, height, has_objects)
 
 
-def _characters(textpage: pdfium.PdfTextPage) -> tuple[list[int], Boxes]:
-    """Code points and boxes (left, top, right, bottom, in the page's own space)."""
-    count = pdfium_c.FPDFText_CountChars(textpage)
-    if count <= 0:
-        return [], np.empty((0, 4), np.float32)
-    handle, unicode, loose = (
-        textpage.raw,
-        pdfium_c.FPDFText_GetUnicode,
-        pdfium_c.FPDFText_GetLooseCharBox,
-    )
-    rects = (pdfium_c.FS_RECTF * count)()
-    first, size = rects[0], ctypes.sizeof(pdfium_c.FS_RECTF)
-    codes = [unicode(handle, index) for index in range(count)]
-    for index in range(count):
-        loose(handle, index, ctypes.byref(first, size * index))
-    return codes, np.frombuffer(rects, np.float32).reshape(count, 4).copy()
+def _codes(handle: Handle, count: int) -> Codes:
+    """Code of each character, in UTF-16 or whole."""
+    buffer = np.zeros(count + 1, np.uint16)
+    written = _get_text(handle, 0, count, ctypes.c_void_p(buffer.ctypes.data))
+    if written == count + 1:
+        return buffer[:count].astype(np.uint32)
+    # Characters without a code are left out there, which shifts the others.
+    return np.fromiter(map(_get_unicode, repeat(handle), range(count)), np.uint32, count)
 
 
-def _decode(codes: list[int]) -> tuple[list[str], list[int]]:
-    """Characters, and for each the index that it came from (-1: a line break)."""
-    chars: list[str] = []
-    origins: list[int] = []
-    for index, code in enumerate(codes):
-        if code in (_HYPHEN, _NONCHARACTER):
-            chars += ("-", "\n")
-            origins += (index, -1)
-        elif code == 0x0A:
-            chars.append("\n")
-            origins.append(-1)
-        elif 0xD800 <= code < 0xDC00 and index + 1 < len(codes):
-            chars.append(chr(0x10000 + ((code - 0xD800) << 10) + (codes[index + 1] & 0x3FF)))
-            origins.append(index)
-        elif (code >= 0x20 or code == 0x09) and code != 0x7F and not 0xD800 <= code < 0xE000:
-            chars.append(chr(code))
-            origins.append(index)
-    return chars, origins
+def _rects(handle: Handle, count: int) -> Boxes:
+    """Boxes of all characters: left, top, right, bottom, in the page's own space."""
+    rects = np.empty((count, 4), np.float32)
+    for start in range(0, count, _BLOCK):
+        indices = range(start, min(start + _BLOCK, count))
+        _BLOCK_RECTS[:] = 0
+        deque(map(_get_loose_box, repeat(handle), indices, _BLOCK_POINTERS), maxlen=0)
+        rects[start : start + _BLOCK] = _BLOCK_RECTS[: len(indices)]
+    return rects
+
+
+def _decode(codes: Codes) -> tuple[Codes, Indices]:
+    """Code points, and for each the index that it came from (-1: a line break)."""
+    kinds = _KINDS[np.minimum(codes, len(_KINDS) - 1)]
+    pairs = np.flatnonzero((kinds[:-1] == _HIGH) & (kinds[1:] == _LOW))
+    codes[pairs] = 0x10000 + ((codes[pairs] & 0x3FF) << 10) + (codes[pairs + 1] & 0x3FF)
+    kinds[pairs] = _PLAIN
+    kept = np.flatnonzero(kinds <= _HYPHEN)
+    chars, kinds = codes[kept], kinds[kept]
+    origins = np.where(kinds == _BREAK, -1, kept)
+    hyphens = np.flatnonzero(kinds == _HYPHEN)
+    chars[hyphens] = ord("-")
+    return np.insert(chars, hyphens + 1, _LINE_FEED), np.insert(origins, hyphens + 1, -1)
 
 
 def _to_shown(rects: Boxes, page: pdfium.PdfPage) -> Boxes:
@@ -120,79 +165,77 @@ def _to_shown(rects: Boxes, page: pdfium.PdfPage) -> Boxes:
     return np.stack(sides, axis=1)
 
 
-def _line_sizes(textpage: pdfium.PdfTextPage, chars: list[str], origins: list[int]) -> list[float]:
-    """Font size in the middle of each line, in the font's own measure."""
-    bounds = [-1, *(at for at, char in enumerate(chars) if char == "\n"), len(chars)]
-    middles = [(before + after) // 2 for before, after in pairwise(bounds)]
-    return [
-        pdfium_c.FPDFText_GetFontSize(textpage, origins[middle])
-        if 0 <= middle < len(chars) and origins[middle] >= 0
-        else 0.0
-        for middle in middles
-    ]
+def _font_sizes(handle: Handle, chars: Codes, origins: Indices) -> npt.NDArray[np.float64]:
+    """Font size in the middle of each line, in the font's own measure; 0: no character there."""
+    bounds = np.concatenate(([-1], np.flatnonzero(chars == _LINE_FEED), [len(chars)]))
+    middles = np.append(origins, -1)[(bounds[:-1] + bounds[1:]) // 2].tolist()
+    return np.array([_get_font_size(handle, at) if at >= 0 else 0.0 for at in middles])
 
 
-def _mark_paragraphs(text: str, boxes: Boxes, sizes: list[float]) -> tuple[str, Boxes]:
+def _mark_paragraphs(
+    chars: Codes, boxes: Boxes, font_sizes: npt.NDArray[np.float64]
+) -> tuple[str, Boxes]:
     """Double the line breaks that end a paragraph."""
-    breaks = [at for at, char in enumerate(text) if char == "\n"]
-    parts = np.split(boxes, breaks)
-    lines = [_line(part, size) for part, size in zip(parts, sizes, strict=True)]
-    pitches = [
-        below.top - above.top for above, below in pairwise(lines) if below.top - above.top > 0
-    ]
-    usual = float(np.median(pitches)) if pitches else 0.0
-    doubled = [
-        at + 1
-        for number, at in enumerate(breaks)
-        if number + 1 < len(lines)
-        and text[at - 1 : at] != "-"
-        and _new_paragraph(lines, number, usual)
-    ]
-    if not doubled:
+    text = chars.astype("<u4").tobytes().decode("utf-32-le", "replace")
+    breaks = np.flatnonzero(chars == _LINE_FEED)
+    ends = _paragraph_ends(_measure_lines(chars, boxes, font_sizes))
+    doubled = breaks[ends & (chars[breaks - 1] != ord("-"))] + 1
+    if not len(doubled):
         return text, boxes
-    pieces = [text[start:end] for start, end in zip([0, *doubled], [*doubled, None], strict=True)]
+    bounds = doubled.tolist()
+    pieces = [text[start:end] for start, end in zip([0, *bounds], [*bounds, None], strict=True)]
     return "\n".join(pieces), np.insert(boxes, doubled, np.float32(np.nan), axis=0)
 
 
-@dataclass(frozen=True, slots=True)
-class _Line:
-    """Where most of a line's characters are; a footnote mark does not count."""
+@dataclass(frozen=True, slots=True, eq=False)
+class _Lines:
+    """Where most of each line's characters are; a footnote mark does not count.
 
-    left: float
-    top: float
-    height: float
-    font_size: float
+    All are float64 [lines], NaN for a line without boxes.
+    """
 
-
-def _line(boxes: Boxes, font_size: float) -> _Line:
-    placed = boxes[~np.isnan(boxes[:, 0])]
-    if not len(placed):
-        return _Line(np.nan, np.nan, np.nan, font_size)
-    tops, heights = placed[:, 1], placed[:, 3] - placed[:, 1]
-    middle = len(placed) // 2
-    return _Line(
-        float(placed[:, 0].min()),
-        float(np.partition(tops, middle)[middle]),
-        float(np.partition(heights, middle)[middle]),
-        font_size,
-    )
+    left: npt.NDArray[np.float64]
+    top: npt.NDArray[np.float64]
+    height: npt.NDArray[np.float64]
+    font_size: npt.NDArray[np.float64]
 
 
-def _new_paragraph(lines: list[_Line], number: int, usual: float) -> bool:
-    above, below = lines[number], lines[number + 1]
-    pitch = below.top - above.top
-    if not pitch > 0:  # up again, as at the next column; or a line without a place
-        return False
-    if pitch > _PARAGRAPH_PITCH * usual:
-        return True
+def _measure_lines(chars: Codes, boxes: Boxes, font_sizes: npt.NDArray[np.float64]) -> _Lines:
+    placed = np.flatnonzero(~np.isnan(boxes[:, 0]))
+    numbers = np.cumsum(chars == _LINE_FEED)[placed]
+    counts = np.bincount(numbers, minlength=len(font_sizes))
+    filled = np.flatnonzero(counts)
+    starts = (np.cumsum(counts) - counts)[filled]
+    middles = starts + counts[filled] // 2
+    left, top, height = np.full((3, len(font_sizes)), np.nan)
+    if len(filled):
+        x0, y0, _, y1 = boxes[placed].T
+        left[filled] = np.minimum.reduceat(x0, starts)
+        top[filled] = y0[np.lexsort((y0, numbers))][middles]
+        height[filled] = (y1 - y0)[np.lexsort((y1 - y0, numbers))][middles]
+    return _Lines(left, top, height, font_sizes)
+
+
+def _paragraph_ends(lines: _Lines) -> npt.NDArray[np.bool_]:
+    """Whether a paragraph ends with each line but the last."""
+    pitch = np.diff(lines.top)
+    down = pitch > 0  # not so at the next column, or at a line without a place
+    usual = median(pitch[down].tolist()) if down.any() else np.inf
     # Another font alone has other heights, a scaled one the same size: both must differ.
-    if _differ(above.height, below.height) and _differ(above.font_size, below.font_size):
-        return True
-    after = lines[number + 2] if number + 2 < len(lines) else above
-    indents = (below.left - above.left, below.left - after.left)
-    return all(_INDENT[0] * below.height < indent < _INDENT[1] * below.height for indent in indents)
+    resized = _differ(lines.height) & _differ(lines.font_size)
+    left, height = lines.left, lines.height[1:]
+    after = np.append(left[2:], left[-2:-1])
+    indented = _is_indent(left[1:] - left[:-1], height) & _is_indent(left[1:] - after, height)
+    return down & ((pitch > _PARAGRAPH_PITCH * usual) | resized | indented)
 
 
-def _differ(one: float, other: float) -> bool:
-    low, high = sorted((one, other))
-    return high > _SIZE_CHANGE * low
+def _differ(values: npt.NDArray[np.float64]) -> npt.NDArray[np.bool_]:
+    """Whether each value and the next are far apart."""
+    one, other = values[:-1], values[1:]
+    return np.maximum(one, other) > _SIZE_CHANGE * np.minimum(one, other)
+
+
+def _is_indent(
+    shift: npt.NDArray[np.float64], height: npt.NDArray[np.float64]
+) -> npt.NDArray[np.bool_]:
+    return (_INDENT[0] * height < shift) & (shift < _INDENT[1] * height)
