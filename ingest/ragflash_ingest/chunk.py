@@ -2,10 +2,10 @@
 
 import re
 from bisect import bisect_left, bisect_right
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 from ragflash_ingest.document import Chunk, Document
-from ragflash_ingest.sentences import sentences
+from ragflash_ingest.sentences import each_sentence
 
 _PARAGRAPH = re.compile(r"\n[^\S\n]*\n\s*")
 _WORD = re.compile(r"(?<=\s)\S")
@@ -19,6 +19,7 @@ def chunk(
     target_chars: int = 1100,
     max_chars: int = 1500,
     overlap_chars: int = 150,
+    check: Callable[[], None] = lambda: None,
 ) -> list[Chunk]:
     """Split a document where it hurts least: sections, then paragraphs, sentences, words.
 
@@ -27,15 +28,18 @@ def chunk(
     section of less than a fifth of the target is joined with the next. Neighbours inside a
     section share up to `overlap_chars`.
 
+    A long text takes minutes: `check` is called all the time, and what it raises ends the work.
+
     Raises:
         ValueError: The lengths do not fit together.
     """
     if not 0 <= 2 * overlap_chars < target_chars <= max_chars:
         raise ValueError("lengths must obey 2 × overlap_chars < target_chars ≤ max_chars")
-    cutter = _Cutter(document, target_chars, max_chars, overlap_chars)
+    cutter = _Cutter(document, target_chars, max_chars, overlap_chars, check=check)
     chunks: list[Chunk] = []
     covered = 0
     for raw_start, raw_end in cutter.ranges():
+        check()
         start, end = cutter.trim(raw_start, raw_end)
         if end <= max(start, covered) or cutter.is_furniture(raw_start, raw_end):
             continue
@@ -58,13 +62,24 @@ def chunk(
 class _Cutter:
     """Cut points of one document by strength, and the walk over them."""
 
-    def __init__(self, document: Document, target: int, longest: int, overlap: int) -> None:
+    def __init__(
+        self,
+        document: Document,
+        target: int,
+        longest: int,
+        overlap: int,
+        *,
+        check: Callable[[], None],
+    ) -> None:
         self.text = document.text
         self.furniture = document.furniture
         self.target, self.longest, self.overlap = target, longest, overlap
         self.sections = sorted({section.start for section in document.sections})
         self.paragraphs = [gap.end() for gap in _PARAGRAPH.finditer(self.text)]
-        self.sentences = [start for start, _ in sentences(self.text, skip=self.furniture)]
+        self.sentences: list[int] = []
+        for start, _ in each_sentence(self.text, skip=self.furniture):
+            check()
+            self.sentences.append(start)
 
     def ranges(self) -> Iterator[tuple[int, int]]:
         start = 0

@@ -38,6 +38,11 @@ _ABBREVIATIONS = frozenset(_ABBREVIATED.split())
 
 
 def sentences(text: str, *, skip: Sequence[tuple[int, int]] = ()) -> list[tuple[int, int]]:
+    """Ranges of the sentences of a text; see `each_sentence`."""
+    return list(each_sentence(text, skip=skip))
+
+
+def each_sentence(text: str, *, skip: Sequence[tuple[int, int]] = ()) -> Iterator[tuple[int, int]]:
     """Ranges of the sentences of a text, in order, without overlap.
 
     White space, list markers and lines of mere numbers are outside of the ranges.
@@ -47,7 +52,6 @@ def sentences(text: str, *, skip: Sequence[tuple[int, int]] = ()) -> list[tuple[
         skip: Ascending ranges that belong to no sentence, such as `Document.furniture`.
     """
     lines = _Lines(text)
-    found: list[tuple[int, int]] = []
     for start, end in _outside(skip, len(text)):
         cursor = start
         for gap in [*_PARAGRAPH.finditer(text, start, end), None]:
@@ -55,9 +59,8 @@ def sentences(text: str, *, skip: Sequence[tuple[int, int]] = ()) -> list[tuple[
             for piece in _pieces(text, cursor, paragraph_end, lines.usual(cursor)):
                 trimmed = _trim(text, *piece)
                 if trimmed:
-                    found.append(trimmed)
+                    yield trimmed
             cursor = gap.end() if gap else end
-    return found
 
 
 class _Lines:

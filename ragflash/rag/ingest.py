@@ -180,8 +180,7 @@ class Ingestor:
         self._corpus.move(document.id, DocumentState.PARSING)
         control.report("parsing", 0, 0)
         parsed = self._read(document, control)
-        control.check()
-        chunks = chunk(parsed)
+        chunks = chunk(parsed, check=control.check)
         if not chunks:
             raise DocumentUnreadable(
                 FailureReason.NO_TEXT, f"{document.name} holds no text that can be read"
@@ -196,9 +195,10 @@ class Ingestor:
             tokens=tokens,
             warnings=_warnings(parsed),
         )
-        frequencies = Counter(
-            term for passage in chunks for term in document_vector(indexed_text(passage))
-        )
+        frequencies: Counter[int] = Counter()
+        for passage in chunks:
+            control.check()
+            frequencies.update(document_vector(indexed_text(passage)).keys())
         with self._db.transaction():
             self._corpus.put_parsed(document.id, facts)
             self._corpus.put_chunks(document, chunks, frequencies)

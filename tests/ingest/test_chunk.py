@@ -98,3 +98,21 @@ def test_blank_documents_have_no_chunks():
 def test_lengths_that_cannot_work_are_refused():
     with pytest.raises(ValueError, match="overlap"):
         chunk(document("x"), target_chars=100, max_chars=200, overlap_chars=50)
+
+
+def test_cutting_a_long_text_can_be_ended_at_any_time():
+    long = document("One sentence. And another one.\n" * 2000)
+    calls: list[None] = []
+
+    def end() -> None:
+        calls.append(None)
+        if len(calls) == enough:
+            raise KeyboardInterrupt
+
+    enough = 100
+    with pytest.raises(KeyboardInterrupt):
+        chunk(long, check=end)
+    assert len(calls) == enough
+    enough = 4000 + 10  # all sentences are found, and chunks are made
+    with pytest.raises(KeyboardInterrupt):
+        chunk(long, check=end)
