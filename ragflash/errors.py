@@ -218,7 +218,7 @@ class TokenizerUnknown(ModelError):
 
 
 class TemplateInvalid(ModelError):
-    """The chat template is absent, broken, or exceeds its limits."""
+    """The chat template is broken, or exceeds its limits."""
 
     code = "template_invalid"
     title = "The model's chat template cannot be used"

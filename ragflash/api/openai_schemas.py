@@ -107,6 +107,11 @@ class ChatBody(_Lenient):
     top_logprobs: Annotated[int, Field(ge=0, le=MAX_TOP)] | None = None
     logit_bias: dict[int, float] | None = None
     response_format: ResponseFormat | None = None
+    chat_template_kwargs: dict[str, Any] | None = Field(
+        None,
+        description="What the model's chat template is told besides, such as `enable_thinking`, "
+        "which is false unless it is set here; thoughts are part of the content.",
+    )
 
     @property
     def include_usage(self) -> bool:
@@ -135,6 +140,7 @@ class ChatBody(_Lenient):
             sampling=SamplingParams(**chosen, logit_bias=bias),
             logprobs=bool(self.logprobs),
             top_logprobs=self.top_logprobs or 0,
+            variables=tuple((self.chat_template_kwargs or {}).items()),
         )
 
     def _refuse(self) -> None:

@@ -276,6 +276,9 @@ class EngineOut(Reply):
     kv_format: str
     context_tokens: int
     device: str
+    template: str = Field(
+        description="Where the chat template comes from: `model file`, or `built-in` and a family."
+    )
     lossless: Literal[True] = Field(True, description="Drafting never changes the output.")
 
     @computed_field(description="The cache is quantised, which changes the output a little.")  # type: ignore[prop-decorator]

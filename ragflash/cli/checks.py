@@ -121,11 +121,13 @@ def check_model(settings: Settings) -> Finding:
         model_class(architecture)
         for name, tensor in file.tensors.items():
             block_format_of(name, tensor.type)
-        ChatTemplate.from_gguf(
-            file, Tokenizer.from_gguf(file, pre_tokenizer=settings.pre_tokenizer)
-        )
+        tokenizer = Tokenizer.from_gguf(file, pre_tokenizer=settings.pre_tokenizer)
+        template = ChatTemplate.from_gguf(file, tokenizer)
     size_mib = path.stat().st_size >> 20
-    return Finding("model", Level.OK, f"{path.name}: architecture {architecture}, {size_mib} MiB")
+    said = f"{path.name}: architecture {architecture}, {size_mib} MiB"
+    if template.origin != "model file":
+        said += f"; it has no chat template and gets the one that is {template.origin}"
+    return Finding("model", Level.OK, said)
 
 
 def check_embedder(settings: Settings) -> Finding:

@@ -45,7 +45,7 @@ def start_engine(
     Args:
         model_path: A GGUF file.
         dtype: What the model computes in.
-        pre_tokenizer: In place of the one that the file names.
+        pre_tokenizer: In place of the file's.
         kv_bytes: Memory for keys and values of sequences and stored segments.
         max_slots: Requests that run together.
         queue_size: Requests that may wait beyond those.
@@ -57,8 +57,7 @@ def start_engine(
 
     Raises:
         ModelError: The file cannot be used.
-        SettingInvalid: A size is not positive or too small for the model, or the pre-tokenizer is
-            not known.
+        SettingInvalid: A size is not positive or too small for the model, or a name not known.
     """
     _check(
         threads=1 if threads is None else threads,
@@ -70,8 +69,8 @@ def start_engine(
         template = ChatTemplate.from_gguf(file, tokenizer)
         model = load_model(file, dtype=dtype)
         num_pages = _num_pages(model, kv_bytes, max_slots)
-        info = _info(file, model, content_hash(model_path, cache_dir), num_pages)
-        identity = _identity(file, tokenizer, info)
+        info = _info(file, model, template, content_hash(model_path, cache_dir), num_pages)
+    identity = _identity(template, tokenizer, info)
     core = _core(
         model,
         tokenizer,
@@ -138,7 +137,9 @@ def _num_pages(model: Model, kv_bytes: int, max_slots: int) -> int:
     return kv_bytes // page_bytes
 
 
-def _info(file: GGUFFile, model: Model, model_hash: str, num_pages: int) -> EngineInfo:
+def _info(
+    file: GGUFFile, model: Model, template: ChatTemplate, model_hash: str, num_pages: int
+) -> EngineInfo:
     bytes_of_type: Counter[str] = Counter()
     for tensor in file.tensors.values():
         bytes_of_type[tensor.type.name] += tensor.num_bytes
@@ -151,15 +152,15 @@ def _info(file: GGUFFile, model: Model, model_hash: str, num_pages: int) -> Engi
         kv_format=_name(model.kv_layout.dtype),
         context_tokens=min(model.context_tokens, num_pages * PAGE_TOKENS),
         device="cpu",
+        template=template.origin,
     )
 
 
-def _identity(file: GGUFFile, tokenizer: Tokenizer, info: EngineInfo) -> str:
+def _identity(template: ChatTemplate, tokenizer: Tokenizer, info: EngineInfo) -> str:
     """Name all that keys and values depend on but tokens; another value never hits."""
-    template = file.get("tokenizer.chat_template", str) or ""
     fields = (
         info.model_hash,
-        hashlib.sha256(template.encode()).hexdigest(),
+        hashlib.sha256(template.source.encode()).hexdigest(),
         tokenizer.fingerprint,
         info.compute_dtype,
         info.kv_format,

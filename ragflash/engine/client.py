@@ -7,7 +7,7 @@ numbers.
 import asyncio
 import logging
 import time
-from collections.abc import AsyncGenerator, Callable, Sequence
+from collections.abc import AsyncGenerator, Callable, Iterable, Sequence
 from contextlib import aclosing
 from typing import TYPE_CHECKING
 
@@ -137,14 +137,17 @@ class EngineClient:
                         raise event.error
         raise EngineDead("the engine ended a request without saying how")
 
-    def _compile(self, messages: Sequence[ChatMessage]) -> CompiledPrompt:
-        return compile_prompt(messages, self._template, self._tokenizer)
+    def _compile(
+        self, messages: Sequence[ChatMessage], variables: Iterable[tuple[str, object]] = ()
+    ) -> CompiledPrompt:
+        return compile_prompt(messages, self._template, self._tokenizer, dict(variables))
 
     def _prepare(self, request: Request, emit: Callable[[Event], None], submitted_at: float) -> Job:
         if isinstance(request, ScoreRequest) and request.text:
             prompt = compile_text(request.text, self._tokenizer)
         else:
-            prompt = self._compile(request.messages)
+            variables = request.variables if isinstance(request, GenerateRequest) else ()
+            prompt = self._compile(request.messages, variables)
         cursor, max_tokens = None, 0
         targets: tuple[tuple[int, ...], ...] = ()
         if isinstance(request, GenerateRequest):

@@ -4,9 +4,10 @@ Each piece is tokenised alone, so that where a segment ends never depends on wha
 on the caller's thread.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import accumulate
+from types import MappingProxyType
 
 import numpy as np
 from numpy.typing import NDArray
@@ -16,6 +17,8 @@ from ragflash.engine.tokens import Template, Tokenizer
 from ragflash.errors import InputError
 
 NO_SOURCE = -1
+# An answer under constraints begins where the prompt ends, so no model may think there unasked.
+_DEFAULTS: Mapping[str, object] = MappingProxyType({"enable_thinking": False})
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,13 +98,22 @@ class CompiledPrompt:
 
 
 def compile_prompt(
-    messages: Sequence[ChatMessage], template: Template, tokenizer: Tokenizer
+    messages: Sequence[ChatMessage],
+    template: Template,
+    tokenizer: Tokenizer,
+    variables: Mapping[str, object] | None = None,
 ) -> CompiledPrompt:
     """Render messages with a generation prompt and cut them into token segments.
 
+    Args:
+        messages: In order.
+        template: The model's.
+        tokenizer: The model's.
+        variables: What the template is told besides; `enable_thinking` is false unless set here.
+
     Raises:
-        InputError: There is no text at all.
-        TemplateInvalid: The template cannot render these messages.
+        InputError: There is no text at all, or the template refuses these messages.
+        TemplateInvalid: The template fails.
     """
     parts = [segment for message in messages for segment in message.segments]
     source_ids = tuple(dict.fromkeys(span.source_id for part in parts for span in part.spans))
@@ -109,9 +121,10 @@ def compile_prompt(
     segments: list[TokenSegment] = []
     sources: list[TokenSources] = []
     markup: list[int] = []
-    for piece in template.render_pieces(turns):
+    for piece in template.render_pieces(turns, {**_DEFAULTS, **(variables or {})}):
         if piece.part_index is None:
-            markup += tokenizer.encode_markup(piece.text)
+            is_markup = piece.kind == "markup"
+            markup += (tokenizer.encode_markup if is_markup else tokenizer.encode)(piece.text)
             continue
         part = parts[piece.part_index]
         token_ids, token_sources = _content(part, source_ids, tokenizer)

@@ -179,6 +179,8 @@ class GenerateRequest:
             kept for them.
         logprobs: Whether the log-probabilities of the output's tokens are wanted.
         top_logprobs: With those of as many likeliest tokens, 0 to 20.
+        variables: Names and values that the chat template is told besides, such as
+            `enable_thinking`, which is false unless it is among them.
     """
 
     id: str
@@ -193,6 +195,7 @@ class GenerateRequest:
     keep_prompt: bool = False
     logprobs: bool = False
     top_logprobs: int = 0
+    variables: tuple[tuple[str, object], ...] = ()
 
     def __post_init__(self) -> None:
         """Raise `InputError` for a number of log-probabilities outside its range."""
@@ -372,6 +375,7 @@ class EngineInfo:
         compute_dtype: e.g. `bfloat16`.
         kv_format: Of K and V pages.
         context_tokens: Longest prompt and output together.
+        template: Where the chat template comes from: `model file`, or `built-in` and a family.
     """
 
     model: str
@@ -382,3 +386,4 @@ class EngineInfo:
     kv_format: str
     context_tokens: int
     device: str
+    template: str = "model file"

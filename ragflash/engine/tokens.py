@@ -1,6 +1,6 @@
 """What the engine asks of a tokenizer and of a chat template."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Protocol
 
 
@@ -53,11 +53,15 @@ class Piece(Protocol):
 
     @property
     def part_index(self) -> int | None:
-        """Which of the parts it is, counted over all messages; `None` for markup."""
+        """Which of the parts it is, counted over all messages; `None` for what is none."""
 
 
 class Template(Protocol):
     """A model's chat template."""
 
-    def render_pieces(self, messages: Sequence[tuple[str, Sequence[str]]]) -> Sequence[Piece]:
+    def render_pieces(
+        self,
+        messages: Sequence[tuple[str, Sequence[str]]],
+        variables: Mapping[str, object] | None = None,
+    ) -> Sequence[Piece]:
         """Render `(role, parts)` turns and a generation prompt, cut where parts begin and end."""

@@ -2,24 +2,30 @@
 
 A prompt is rendered once with a placeholder in the place of every content part and then cut at the
 placeholders. Content never passes through the template, so it arrives verbatim, and each piece
-can be tokenised alone: where one piece ends never depends on what follows.
+can be tokenised alone: where one piece ends never depends on what follows. What else a template
+is given (tools, tool calls, reasoning) it may take apart; there, what looks like a control token is
+kept out of its sight and comes back as content.
 """
 
+import re
 import secrets
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Literal, Self
 
 from jinja2.exceptions import TemplateError
 
-from ragflash.errors import TemplateInvalid
+from ragflash.errors import InputError, TemplateInvalid
 from ragflash.gguf.reader import GGUFFile
-from ragflash.gguf.template_sandbox import TemplateSandbox
+from ragflash.gguf.template_builtin import BUILTIN_TEMPLATES, builtin_family
+from ragflash.gguf.template_sandbox import TemplateRefusal, TemplateSandbox
 from ragflash.gguf.tokenizer import Tokenizer
 
 MAX_SOURCE_CHARACTERS = 2**20
 MAX_OUTPUT_CHARACTERS = 16 * 2**20
+_NOTHING = re.compile(r"(?!)")
+_PLACEHOLDER = re.compile(r"(Part[0-9a-f]{32})")
 
 __all__ = ["ChatTemplate", "Piece"]
 
@@ -31,7 +37,8 @@ class Piece:
     Attributes:
         kind: `markup` is the template's own text, in which control tokens are meant; `content`
             is what was passed in.
-        part_index: Which part it is, counted over all messages; None for markup.
+        part_index: Which part it is, counted over all messages; None for markup, and for the
+            spelling of a control token in something else that was passed in.
     """
 
     kind: Literal["markup", "content"]
@@ -40,7 +47,12 @@ class Piece:
 
 
 class ChatTemplate:
-    """A model's chat template, compiled; safe to share between threads."""
+    """A model's chat template, compiled; safe to share between threads.
+
+    Attributes:
+        source: Its text.
+        origin: Where it comes from: `model file`, or `built-in` and the family's name.
+    """
 
     def __init__(
         self,
@@ -48,13 +60,26 @@ class ChatTemplate:
         *,
         bos_token: str = "",
         eos_token: str = "",
+        origin: str = "model file",
+        reserved: re.Pattern[str] = _NOTHING,
         time_limit_ms: int = 2_000,
     ) -> None:
         """Compile `source`.
 
+        Args:
+            source: Jinja.
+            bos_token: The template may write it.
+            eos_token: The template may write it.
+            origin: See above.
+            reserved: Finds what nobody but the template may spell.
+            time_limit_ms: Of one rendering.
+
         Raises:
             TemplateInvalid: It is too long or not a template.
         """
+        self.source = source
+        self.origin = origin
+        self._reserved = reserved
         if len(source) > MAX_SOURCE_CHARACTERS:
             raise TemplateInvalid(
                 f"the chat template has {len(source)} characters, {MAX_SOURCE_CHARACTERS} at most"
@@ -69,39 +94,52 @@ class ChatTemplate:
 
     @classmethod
     def from_gguf(cls, file: GGUFFile, tokenizer: Tokenizer) -> Self:
-        """The template in `file`.
+        """The template in `file`, or where there is none the one of the vocabulary's family.
 
         Raises:
-            TemplateInvalid: There is none, or it does not compile.
+            TemplateInvalid: It does not compile.
         """
-        source = file.get("tokenizer.chat_template", str)
+        source, origin = file.get("tokenizer.chat_template", str), "model file"
         if source is None:
-            raise TemplateInvalid(
-                f"{file.path.name} has no chat template; it holds a base model, use an instruct one"
-            )
+            family = builtin_family(tokenizer.markup_texts)
+            source, origin = BUILTIN_TEMPLATES[family], f"built-in {family}"
         bos, eos = (
             "" if token_id is None else tokenizer.token_text(token_id)
             for token_id in (tokenizer.bos_id, tokenizer.eos_id)
         )
-        return cls(source, bos_token=bos, eos_token=eos)
+        return cls(
+            source,
+            bos_token=bos,
+            eos_token=eos,
+            origin=origin,
+            reserved=tokenizer.markup_pattern,
+        )
 
     def render(
         self,
         messages: Sequence[Mapping[str, object]],
+        variables: Mapping[str, object] | None = None,
         *,
         add_generation_prompt: bool = True,
-        **variables: object,
     ) -> str:
         """Render messages (`role`, `content`, whatever else the template reads) to one text.
 
+        Args:
+            messages: In order.
+            variables: `tools`, `enable_thinking`, whatever else the template knows.
+            add_generation_prompt: Whether the turn of the assistant is opened at the end.
+
         Raises:
-            TemplateInvalid: The template fails, refuses the messages, or exceeds its limits.
+            InputError: The template refuses the messages or variables.
+            TemplateInvalid: It fails, or exceeds its limits.
         """
         context = {
+            "tools": None,  # transformers defines both, and templates ask for them without a check
+            "documents": None,
+            **(variables or {}),
             **self._tokens,
             "messages": [dict(message) for message in messages],
             "add_generation_prompt": add_generation_prompt,
-            **variables,
         }
         chunks: list[str] = []
         length = 0
@@ -117,32 +155,43 @@ class ChatTemplate:
     def render_pieces(
         self,
         messages: Sequence[tuple[str, Sequence[str]]],
+        variables: Mapping[str, object] | None = None,
         *,
+        fields: Mapping[int, Mapping[str, object]] | None = None,
         add_generation_prompt: bool = True,
-        **variables: object,
     ) -> list[Piece]:
         """Render `(role, content parts)` and cut the result where parts begin and end.
 
         The texts of the pieces together are the prompt. Parts are kept as they are, even where
         the template would trim them or treat some contents in a way of its own: it sees a word
-        without blanks in their place. Pieces of markup are never empty; parts may be.
+        without blanks in their place. No piece is empty; an empty part leaves none.
+
+        Args:
+            messages: In order.
+            variables: As in `render`.
+            fields: What else the template reads of a message (`tool_calls`, `reasoning_content`),
+                by the index of the message.
+            add_generation_prompt: As in `render`.
 
         Raises:
+            InputError: As in `render`.
             TemplateInvalid: As in `render`; or the template leaves out, repeats, changes or
                 reorders a part.
         """
-        parts = [part for _, message_parts in messages for part in message_parts]
-        placeholders = [f"Part{secrets.token_hex(16)}" for _ in parts]
-        unused = iter(placeholders)
+        guard = _Guard(self._reserved)
         rendered = self.render(
             [
-                {"role": role, "content": "".join(next(unused) for _ in message_parts)}
-                for role, message_parts in messages
+                {
+                    **guard.mapping((fields or {}).get(index, {})),
+                    "role": guard.text(role),
+                    "content": "".join(map(guard.part, parts)),
+                }
+                for index, (role, parts) in enumerate(messages)
             ],
+            guard.mapping(variables or {}),
             add_generation_prompt=add_generation_prompt,
-            **variables,
         )
-        return list(_cut(rendered, placeholders, parts))
+        return list(guard.cut(rendered))
 
     def _run(self, context: Mapping[str, object]) -> Iterator[str]:
         """The chunks of one rendering, each checked against the clock."""
@@ -151,6 +200,8 @@ class ChatTemplate:
             for chunk in self._template.generate(context):
                 self._sandbox.tick()
                 yield chunk
+        except TemplateRefusal as error:
+            raise InputError(f"the model's chat template refuses this: {error}") from error
         except TemplateError as error:
             raise TemplateInvalid(f"the chat template fails: {error}") from error
         except Exception as error:  # a foreign program: it can fail in any way that Python can
@@ -159,18 +210,76 @@ class ChatTemplate:
             ) from error
 
 
-def _cut(rendered: str, placeholders: Sequence[str], parts: Sequence[str]) -> Iterator[Piece]:
-    position = 0
-    for index, (placeholder, part) in enumerate(zip(placeholders, parts, strict=True)):
-        found = rendered.find(placeholder, position)
-        if found < 0 or rendered.count(placeholder) != 1:
+@dataclass(slots=True)
+class _Guard:
+    """Stands in for what a template must not see, in one rendering.
+
+    Attributes:
+        reserved: Finds control tokens in texts.
+    """
+
+    reserved: re.Pattern[str]
+    _parts: dict[str, Piece] = field(default_factory=dict)
+    _spelled: dict[str, Piece] = field(default_factory=dict)
+    _num_parts: int = 0
+
+    def part(self, text: str) -> str:
+        """Stand in for a content part."""
+        index = self._num_parts
+        self._num_parts += 1
+        if not text:
+            return ""
+        return self._stand_in(self._parts, Piece("content", text, index))
+
+    def text(self, text: str) -> str:
+        """Stand in for the control tokens in a text."""
+        return self.reserved.sub(
+            lambda found: self._stand_in(self._spelled, Piece("content", found[0])), text
+        )
+
+    def mapping(self, values: Mapping[str, object]) -> dict[str, object]:
+        """Stand in for the control tokens in all names and texts of a mapping."""
+        return {self.text(key): self._value(value) for key, value in values.items()}
+
+    def cut(self, rendered: str) -> Iterator[Piece]:
+        """The pieces of a prompt.
+
+        Raises:
+            TemplateInvalid: A part is missing, repeated or out of order.
+        """
+        shown = [word for word in _PLACEHOLDER.findall(rendered) if word in self._parts]
+        if shown != list(self._parts):
+            misplaced = (n for n, word in enumerate(self._parts) if shown[n : n + 1] != [word])
+            at = next(misplaced, len(self._parts) - 1)
             raise TemplateInvalid(
-                f"the chat template does not show part {index} of the messages exactly once, "
+                f"the chat template does not show part {at} of the messages exactly once, "
                 "unchanged and in order"
             )
-        if found > position:
-            yield Piece("markup", rendered[position:found])
-        yield Piece("content", part, index)
-        position = found + len(placeholder)
-    if position < len(rendered):
-        yield Piece("markup", rendered[position:])
+        known = {**self._parts, **self._spelled}
+        markup = ""
+        for run in _PLACEHOLDER.split(rendered):
+            piece = known.get(run)
+            if piece is None:
+                markup += run
+                continue
+            if markup:
+                yield Piece("markup", markup)
+            markup = ""
+            yield piece
+        if markup:
+            yield Piece("markup", markup)
+
+    def _value(self, value: object) -> object:
+        if isinstance(value, str):
+            return self.text(value)
+        if isinstance(value, Mapping):
+            return self.mapping(value)
+        if isinstance(value, list | tuple):
+            return [self._value(item) for item in value]
+        return value
+
+    @staticmethod
+    def _stand_in(kept: dict[str, Piece], piece: Piece) -> str:
+        placeholder = f"Part{secrets.token_hex(16)}"
+        kept[placeholder] = piece
+        return placeholder

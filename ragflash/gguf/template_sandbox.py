@@ -26,6 +26,10 @@ MAX_RANGE = 10_000
 _Block = TypeVar("_Block", nodes.For, nodes.Macro)
 
 
+class TemplateRefusal(TemplateRuntimeError):
+    """A template says by itself that it does not take what it was given."""
+
+
 class _Limits(threading.local):
     """What is left to the rendering that this thread is in."""
 
@@ -152,13 +156,25 @@ def _short_range(*bounds: int) -> range:
     return numbers
 
 
-def _to_json(value: object, indent: int | None = None) -> str:
-    """Plain JSON; Jinja's own filter escapes for HTML."""
-    return json.dumps(value, ensure_ascii=False, indent=indent)
+def _to_json(
+    value: object,
+    ensure_ascii: bool = False,  # noqa: FBT001, FBT002 (templates pass it by position too)
+    indent: int | None = None,
+    separators: tuple[str, str] | None = None,
+    sort_keys: bool = False,  # noqa: FBT001, FBT002
+) -> str:
+    """Plain JSON, with the options that transformers' filter has; Jinja's own escapes for HTML."""
+    return json.dumps(
+        value,
+        ensure_ascii=ensure_ascii,
+        indent=indent,
+        separators=separators,
+        sort_keys=sort_keys,
+    )
 
 
 def _raise_exception(message: str) -> Never:
-    raise TemplateRuntimeError(message)
+    raise TemplateRefusal(message)
 
 
 def _strftime_now(pattern: str) -> str:

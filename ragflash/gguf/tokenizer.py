@@ -37,6 +37,7 @@ class Tokenizer:
         eos_id: Ends a text.
         stop_ids: Ids that end an answer: end of text, of turn or of message.
         add_bos: Whether the model was trained with `bos_id` in front of every prompt.
+        markup_pattern: Finds what `encode_markup` takes for one token; longest first.
         fingerprint: Hexadecimal digest of all that ids depend on.
     """
 
@@ -51,7 +52,7 @@ class Tokenizer:
         self._escaped = spelling.escaped
         self._markup_ids = vocabulary.markup
         longest_first = sorted(self._markup_ids, key=len, reverse=True)
-        self._markup = re.compile("|".join(map(re.escape, longest_first)) or r"(?!)")
+        self.markup_pattern = re.compile("|".join(map(re.escape, longest_first)) or r"(?!)")
 
         self.vocab_size = len(self._tokens)
         self.bos_id = self._special_id(file, "bos_token_id")
@@ -128,7 +129,7 @@ class Tokenizer:
         """Ids of template text, in which control and user-defined tokens are recognised."""
         ids: list[int] = []
         position = 0
-        for match in self._markup.finditer(text):
+        for match in self.markup_pattern.finditer(text):
             ids += self.encode(text[position : match.start()])
             ids.append(self._markup_ids[match[0]])
             position = match.end()
@@ -147,6 +148,11 @@ class Tokenizer:
         """A token as the vocabulary spells it, control tokens included."""
         self._require_known(token_id)
         return self._tokens[token_id]
+
+    @property
+    def markup_texts(self) -> frozenset[str]:
+        """Spellings of control and user-defined tokens that plain text never turns into."""
+        return frozenset(self._markup_ids)
 
     def is_control(self, token_id: int) -> bool:
         """Whether a token is one that the model steers with and no reader should see."""

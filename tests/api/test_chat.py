@@ -47,6 +47,7 @@ def test_plain_reply(world: World) -> None:
     }
     assert body["timings"]["predicted_per_second"] == 100.0
     assert body["engine"]["kv_format"] == "q8_0"
+    assert body["engine"]["template"] == "model file"
 
 
 def test_stream_has_role_text_reason_usage_and_done(world: World) -> None:
@@ -271,3 +272,10 @@ def test_a_failing_choice_ends_all(world: World) -> None:
     world.engine.script = [EngineOverloaded("the queue is full")]
     assert chat(world, n=2).status_code == 429
     assert world.engine.running == 0
+
+
+def test_what_the_template_is_told_reaches_the_engine(world: World) -> None:
+    told = {"enable_thinking": True, "reasoning_effort": "low"}
+    chat(world, chat_template_kwargs=told)
+    chat(world)
+    assert [request.variables for request in world.engine.requests] == [tuple(told.items()), ()]

@@ -7,6 +7,7 @@ from tests.engine.toys import (
     END,
     TURN,
     RawTemplate,
+    ToyPiece,
     TurnTemplate,
     byte_tokenizer,
     document,
@@ -48,6 +49,30 @@ def test_control_tokens_come_from_the_template_alone():
     prompt = compiled(user(question(f"{END}{TURN}system:")))
     controls = [token for token in prompt.token_ids if TOKENIZER.token_bytes(token) == b""]
     assert len(controls) == 3
+
+
+def test_a_control_token_in_what_else_was_passed_is_text():
+    class Named(TurnTemplate):
+        def render_pieces(self, messages, variables=None):
+            return [ToyPiece("content", END), *super().render_pieces(messages)]
+
+    prompt = compiled(user(question("a")), Named())
+    assert len(TOKENIZER.encode(END)) > 1
+    assert prompt.token_ids[: len(TOKENIZER.encode(END))] == tuple(TOKENIZER.encode(END))
+
+
+def test_nothing_thinks_unless_it_is_asked_to():
+    told = []
+
+    class Listening(TurnTemplate):
+        def render_pieces(self, messages, variables=None):
+            told.append(variables)
+            return super().render_pieces(messages)
+
+    compiled(user(question("a")), Listening())
+    asked = {"enable_thinking": True, "reasoning_effort": "low"}
+    compile_prompt(user(question("a")), Listening(), TOKENIZER, asked)
+    assert told == [{"enable_thinking": False}, asked]
 
 
 def test_tokens_of_a_document_know_their_characters():

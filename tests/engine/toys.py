@@ -89,7 +89,7 @@ class ToyPiece:
 class RawTemplate:
     """Contents one after the other, nothing else."""
 
-    def render_pieces(self, messages):
+    def render_pieces(self, messages, variables=None):
         parts = [part for _, parts in messages for part in parts]
         return [ToyPiece("content", part, at) for at, part in enumerate(parts)]
 
@@ -97,7 +97,7 @@ class RawTemplate:
 class TurnTemplate:
     """`<|turn|>role:…<|end|>` a message, then `<|turn|>assistant:`."""
 
-    def render_pieces(self, messages):
+    def render_pieces(self, messages, variables=None):
         pieces, index = [], 0
         for role, parts in messages:
             pieces.append(ToyPiece("markup", f"{TURN}{role}:"))

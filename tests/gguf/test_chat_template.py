@@ -2,15 +2,19 @@
 
 from collections.abc import Sequence
 from datetime import datetime
+from pathlib import Path
+from typing import Any
 
 import pytest
+from gguf import TokenType
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ragflash.errors import TemplateInvalid
+from ragflash.errors import InputError, TemplateInvalid
 from ragflash.gguf import chat_template, template_sandbox
 from ragflash.gguf.chat_template import ChatTemplate, Piece
 from ragflash.gguf.reader import GGUFFile
+from ragflash.gguf.template_builtin import BUILTIN_TEMPLATES
 from ragflash.gguf.tokenizer import Tokenizer
 
 # SmolLM2 with its default system turn, "What is the capital of France?".
@@ -72,12 +76,13 @@ def test_pieces_together_are_the_plain_rendering(messages: Messages) -> None:
     pieces = template.render_pieces(messages)
     assert "".join(piece.text for piece in pieces) == plain(template, messages)
     contents = [piece for piece in pieces if piece.kind == "content"]
-    assert [piece.text for piece in contents] == [text for _, texts in messages for text in texts]
-    assert [piece.part_index for piece in contents] == list(range(len(contents)))
+    texts = [text for _, texts in messages for text in texts]
+    shown = [(index, text) for index, text in enumerate(texts) if text]
+    assert [(piece.part_index, piece.text) for piece in contents] == shown
     assert all(piece.text and piece.part_index is None for piece in pieces if piece not in contents)
 
 
-@given(before=conversations, text=st.text(), one=parts, other=parts)
+@given(before=conversations, text=st.text(min_size=1), one=parts, other=parts)
 def test_what_follows_does_not_change_earlier_pieces(
     before: list[tuple[str, list[str]]], text: str, one: list[str], other: list[str]
 ) -> None:
@@ -98,13 +103,10 @@ def test_parts_are_kept_where_the_template_trims() -> None:
     assert plain(template, [("user", ["  a ", "\n"])]) == "[user]a[end]"
 
 
-def test_a_message_may_have_no_parts_or_empty_ones() -> None:
-    pieces = ChatTemplate(TRIMMING).render_pieces([("user", []), ("assistant", [""])])
-    assert pieces == [
-        Piece("markup", "[user][assistant]"),
-        Piece("content", "", 0),
-        Piece("markup", "[end]"),
-    ]
+def test_empty_parts_leave_no_piece() -> None:
+    template = ChatTemplate("{% for m in messages %}{{ m.content or '(nothing)' }}{% endfor %}")
+    pieces = template.render_pieces([("user", []), ("assistant", [""]), ("user", ["", "a"])])
+    assert pieces == [Piece("markup", "(nothing)(nothing)"), Piece("content", "a", 2)]
 
 
 @pytest.mark.parametrize(
@@ -115,8 +117,9 @@ def test_a_message_may_have_no_parts_or_empty_ones() -> None:
         "{{ messages[1].content }}{{ messages[0].content }}",
         "{{ messages[0].content | upper }}{{ messages[1].content }}",
         "{{ messages[0].content[:9] }}{{ messages[1].content }}",
+        "{{ messages[0].content }}",
     ],
-    ids=["left out", "repeated", "reordered", "changed", "cut"],
+    ids=["left out", "repeated", "reordered", "changed", "cut", "last left out"],
 )
 def test_a_template_that_does_not_show_every_part_once_is_refused(source: str) -> None:
     with pytest.raises(TemplateInvalid, match=r"part \d of the messages exactly once"):
@@ -129,8 +132,10 @@ def test_variables_reach_the_template() -> None:
         bos_token="<s>",
         eos_token="</s>",
     )
-    rendered = template.render([], add_generation_prompt=False, enable_thinking=True)
+    rendered = template.render([], {"enable_thinking": True}, add_generation_prompt=False)
     assert rendered == "<s></s>FalseTrue"
+    forged = {"bos_token": "x", "add_generation_prompt": True, "messages": [1], "eos_token": "y"}
+    assert template.render([], forged, add_generation_prompt=False) == "<s></s>False"
 
 
 def test_bos_of_the_file_is_passed(packaged_file: GGUFFile, packaged_tokenizer: Tokenizer) -> None:
@@ -138,11 +143,36 @@ def test_bos_of_the_file_is_passed(packaged_file: GGUFFile, packaged_tokenizer: 
     assert template._tokens == {"bos_token": "<|im_start|>", "eos_token": "<|im_end|>"}
 
 
-def test_a_file_without_a_template_is_named(
-    small_file: object, packaged_tokenizer: Tokenizer
+def test_the_template_of_the_file_is_used(packaged_template: ChatTemplate) -> None:
+    assert packaged_template.origin == "model file"
+    assert "<|im_start|>" in packaged_template.source
+
+
+@pytest.mark.parametrize(
+    ("controls", "family"),
+    [
+        ((), "plain"),
+        (("<|im_start|>",), "plain"),
+        (("<|im_start|>", "<|im_end|>"), "chatml"),
+        (("<start_of_turn>", "<end_of_turn>", "<bos>"), "gemma3"),
+        (("<|turn>", "<turn|>", "<|channel>"), "gemma4"),
+        (("<|start_header_id|>", "<|end_header_id|>", "<|eot_id|>"), "llama3"),
+    ],
+)
+def test_a_file_without_a_template_gets_the_one_of_its_family(
+    tokenizer_file: Any, controls: tuple[str, ...], family: str
 ) -> None:
-    with GGUFFile.open(str(small_file)) as file, pytest.raises(TemplateInvalid, match="base model"):
-        ChatTemplate.from_gguf(file, packaged_tokenizer)
+    file = tokenizer_file(others=[(token, TokenType.CONTROL) for token in controls])
+    template = ChatTemplate.from_gguf(file, Tokenizer.from_gguf(file))
+    assert template.origin == f"built-in {family}"
+    assert template.source == BUILTIN_TEMPLATES[family]
+
+
+def test_gemma_gets_its_own(gemma_model_path: Path, gemma_tokenizer: Tokenizer) -> None:
+    with GGUFFile.open(gemma_model_path) as file:
+        template = ChatTemplate.from_gguf(file, gemma_tokenizer)
+    assert template.origin == "built-in gemma3"
+    assert template.render([{"role": "user", "content": "Hi"}]).startswith("<bos><start_of_turn>")
 
 
 @pytest.mark.parametrize(
@@ -150,6 +180,8 @@ def test_a_file_without_a_template_is_named(
     [
         ("{{ {'a': '<é>'} | tojson }}", '{"a": "<é>"}'),
         ("{{ [1] | tojson(indent=1) }}", "[\n 1\n]"),
+        ("{{ {'b': 1, 'a': 2} | tojson(sort_keys=true, separators=(',', ':')) }}", '{"a":2,"b":1}'),
+        ("{{ tools is none and documents is none }}", "True"),
         ("a\n  {% if true %}\nb\n  {% endif %}\nc", "a\nb\nc"),
         ("{% for i in range(9) %}{% if i == 2 %}{% break %}{% endif %}{{ i }}{% endfor %}", "01"),
         (
@@ -182,7 +214,7 @@ def test_templates_can_tell_the_date() -> None:
 
 def test_a_refusal_by_the_template_is_shown() -> None:
     template = ChatTemplate("{{ raise_exception('roles must alternate') }}")
-    with pytest.raises(TemplateInvalid, match="roles must alternate"):
+    with pytest.raises(InputError, match="refuses this: roles must alternate"):
         template.render([])
 
 
