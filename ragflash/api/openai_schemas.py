@@ -9,7 +9,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from ragflash.api.schemas import EngineTimingsOut
+from ragflash.api.schemas import EngineTimingsOut, Text
 from ragflash.engine.choices import MAX_CHOICES
 from ragflash.engine.logprobs import MAX_TOP, Candidate, TokenLogprob
 from ragflash.engine.request import (
@@ -40,15 +40,15 @@ class _Lenient(BaseModel):
 class TextPart(_Lenient):
     """One part of a message; only text is understood."""
 
-    type: str
-    text: str = ""
+    type: Text
+    text: Text = ""
 
 
 class MessageBody(_Lenient):
     """One turn of a conversation."""
 
     role: Literal["system", "developer", "user", "assistant", "tool", "function"]
-    content: str | list[TextPart] | None = None
+    content: Text | list[TextPart] | None = None
     tool_calls: list[Any] | None = None
 
     def text(self) -> str:
@@ -74,7 +74,7 @@ class StreamOptions(_Lenient):
 class ResponseFormat(_Lenient):
     """The wanted form of the output."""
 
-    type: str = "text"
+    type: Text = "text"
 
 
 class ChatBody(_Lenient):
@@ -85,7 +85,7 @@ class ChatBody(_Lenient):
     again.
     """
 
-    model: str
+    model: Annotated[Text, Field(examples=["ragflash"])]
     messages: Annotated[list[MessageBody], Field(min_length=1)]
     stream: bool = False
     stream_options: StreamOptions | None = None
@@ -99,13 +99,13 @@ class ChatBody(_Lenient):
     frequency_penalty: float | None = None
     repetition_penalty: float | None = None
     seed: int | None = None
-    stop: str | list[str] | None = None
+    stop: Text | Annotated[list[Text], Field(max_length=16)] | None = None
     n: Annotated[int, Field(ge=1, le=MAX_CHOICES)] | None = None
     tools: list[Any] | None = None
     functions: list[Any] | None = None
     logprobs: bool | None = None
     top_logprobs: Annotated[int, Field(ge=0, le=MAX_TOP)] | None = None
-    logit_bias: dict[int, float] | None = None
+    logit_bias: Annotated[dict[int, float], Field(max_length=1024)] | None = None
     response_format: ResponseFormat | None = None
     chat_template_kwargs: dict[str, Any] | None = Field(
         None,

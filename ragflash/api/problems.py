@@ -16,6 +16,7 @@ from ragflash import errors, log
 from ragflash.errors import ContextTooLong, DocumentUnreadable, RagflashError
 
 __all__ = [
+    "PROBLEM_TYPE",
     "STATUS",
     "NotReady",
     "RequestRefused",
@@ -100,6 +101,8 @@ STATUS: dict[type[RagflashError], int] = {
     BodyInvalid: 422,
 }
 
+PROBLEM_TYPE = "application/problem+json"
+
 _RETRY_AFTER_S: dict[int, int] = {429: 2, 502: 5, 503: 5}
 _OPENAI_PATHS = ("/v1/chat/completions", "/v1/models")
 _OPENAI_CODES = {"access_denied": "invalid_api_key", "not_found": "model_not_found"}
@@ -118,7 +121,7 @@ def error_response(error: RagflashError, path: str) -> JSONResponse:
         headers["Retry-After"] = str(_RETRY_AFTER_S[status])
     if status == 401:
         headers["WWW-Authenticate"] = "Bearer"
-    media_type = "application/json" if _is_openai(path) else "application/problem+json"
+    media_type = "application/json" if _is_openai(path) else PROBLEM_TYPE
     body = error_body(error, path)
     return JSONResponse(body, status_code=status, headers=headers, media_type=media_type)
 

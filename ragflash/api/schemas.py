@@ -29,6 +29,19 @@ from ragflash.rag.records import (
 _UNQUANTISED = frozenset({"float32", "float16", "bfloat16"})
 
 
+def _encodable(text: str) -> str:
+    # JSON can spell half a surrogate pair, which nothing behind this border can take.
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        raise ValueError("text holds half of a surrogate pair, which is no character") from None
+    return text
+
+
+Text = Annotated[str, AfterValidator(_encodable)]
+DocumentIds = Annotated[list[Text], Field(max_length=1000)]
+
+
 class Body(BaseModel):
     """What a client sends to a native route."""
 
@@ -49,15 +62,15 @@ class Reply(BaseModel):
 class TextBody(Body):
     """A document sent as text; `name` is a label and may end in `.md` or `.html`."""
 
-    text: str
-    name: str = "untitled.txt"
+    text: Text
+    name: Text = "untitled.txt"
 
 
 class SearchBody(Body):
     """A query; `documents` are ids, left out for all."""
 
-    query: str
-    documents: list[str] | None = None
+    query: Text
+    documents: DocumentIds | None = None
     limit: Annotated[int, Field(ge=1, le=100)] = 10
     mode: SearchMode = SearchMode.HYBRID
 
@@ -65,8 +78,8 @@ class SearchBody(Body):
 class AskBody(Body):
     """A question; `documents` are ids, left out for all."""
 
-    question: str
-    documents: list[str] | None = None
+    question: Text
+    documents: DocumentIds | None = None
     mode: AskMode = AskMode.AUTO
     max_quotes: Annotated[int, Field(ge=1, le=20)] = 3
     max_tokens: Annotated[int, Field(ge=1, le=4096)] = 96

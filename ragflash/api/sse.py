@@ -20,8 +20,16 @@ from ragflash.errors import EngineDead, GenerationCancelled, RagflashError
 
 __all__ = ["STREAMED", "EventStream", "encode", "until_disconnect", "with_heartbeats"]
 
+_EVENT = {
+    "type": "object",
+    "properties": {"event": {"type": "string"}, "data": {"type": "string"}},
+    "required": ["data"],
+}
 STREAMED: dict[int | str, dict[str, Any]] = {
-    200: {"content": {"text/event-stream": {}}, "description": "Server-sent events"}
+    200: {
+        "content": {"text/event-stream": {"schema": _EVENT}},
+        "description": "The result, or the server-sent events of which each is described",
+    }
 }
 
 T = TypeVar("T")

@@ -66,11 +66,11 @@ class SamplingParams:
     """How the next token is chosen; the defaults are greedy.
 
     Attributes:
-        temperature: 0 is greedy.
+        temperature: 0 is greedy; else in [1e-30, 100].
         top_k: 0 is off.
         top_p: In (0, 1]; 1 is off.
         min_p: In [0, 1); 0 is off.
-        repetition_penalty: Over prompt and output, 1 is off.
+        repetition_penalty: Over prompt and output, in [0.01, 100]; 1 is off.
         presence_penalty: Over the output, 0 is off.
         frequency_penalty: Over the output, 0 is off.
         seed: Same seed, same draws, whatever else runs beside; `None` draws one.
@@ -90,11 +90,12 @@ class SamplingParams:
     def __post_init__(self) -> None:
         """Raise `InputError` for a value outside its range."""
         checks = {
-            "temperature": 0.0 <= self.temperature <= 100.0,
+            # Below these a logit that is divided by them is no f32 any more.
+            "temperature": self.temperature == 0.0 or 1e-30 <= self.temperature <= 100.0,
             "top_k": self.top_k >= 0,
             "top_p": 0.0 < self.top_p <= 1.0,
             "min_p": 0.0 <= self.min_p < 1.0,
-            "repetition_penalty": 0.0 < self.repetition_penalty <= 100.0,
+            "repetition_penalty": 0.01 <= self.repetition_penalty <= 100.0,
             "presence_penalty": -2.0 <= self.presence_penalty <= 2.0,
             "frequency_penalty": -2.0 <= self.frequency_penalty <= 2.0,
             "logit_bias": all(-100.0 <= bias <= 100.0 for _, bias in self.logit_bias),

@@ -186,4 +186,6 @@ def _keep_top_p(p: torch.Tensor, top_p: float) -> torch.Tensor:
     values, ids = torch.sort(p, descending=True, stable=True)
     before = values.cumsum(dim=-1) - values
     total = float(values.sum())
-    return torch.zeros_like(p).scatter(0, ids, torch.where(before < top_p * total, values, 0.0))
+    kept = before < top_p * total
+    kept[0] = True  # also where `top_p` is 0 as an f32
+    return torch.zeros_like(p).scatter(0, ids, torch.where(kept, values, 0.0))

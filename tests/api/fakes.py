@@ -277,7 +277,7 @@ class FakeLibrary:
             parser="text/1",
             pages=2,
             chunks=1,
-            characters=len(content.decode()),
+            characters=len(content.decode(errors="replace")),
             tokens=12,
             created_ms=1,
         )
@@ -305,7 +305,7 @@ class FakeLibrary:
         del self.records[self.get(scope, document_id).id]
 
     def document(self, scope: Scope, document_id: str) -> FakeDocument:
-        text = self.content_path(scope, document_id).read_text()
+        text = self.content_path(scope, document_id).read_text(errors="replace")
         half = text.find("\n") if "\n" in text else len(text)
         pages = (FakePage(1, "i", 0, half), FakePage(2, "ii", min(half + 1, len(text)), len(text)))
         return FakeDocument(text, pages)

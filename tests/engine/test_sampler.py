@@ -5,6 +5,7 @@ import torch
 from ragflash.engine.constrain.mask import TokenMask
 from ragflash.engine.request import SamplingParams
 from ragflash.engine.sampler import choose, draw, probabilities, uniform
+from ragflash.errors import InputError
 
 P = torch.tensor([0.4, 0.3, 0.2, 0.1])
 NOTHING = np.empty(0, dtype=np.int64)
@@ -36,6 +37,44 @@ def transformed(prompt=(), output=(), mask=None, logits=None, **params):
 )
 def test_transforms(params, expected):
     assert transformed(**params) == pytest.approx(expected, abs=1e-6)
+
+
+@pytest.mark.parametrize(
+    "params",
+    [
+        {"temperature": 1e-30},
+        {"temperature": 100.0},
+        {"repetition_penalty": 0.01},
+        {"repetition_penalty": 100.0},
+        {"presence_penalty": -2.0, "frequency_penalty": 2.0},
+        {"temperature": 1e-30, "repetition_penalty": 0.01, "top_p": 1e-300, "min_p": 0.999},
+        {"logit_bias": ((0, -100.0), (1, 100.0)), "top_k": 10**30},
+    ],
+)
+def test_the_extremes_give_a_distribution(params):
+    logits = torch.tensor([300.0, -300.0, 299.0, 0.0])
+    p = transformed(prompt=[0, 1], output=[0, 2, 2], logits=logits, **params)
+    assert sum(p) == pytest.approx(1.0)
+    assert min(p) >= 0.0
+
+
+@pytest.mark.parametrize(
+    "params",
+    [
+        {"temperature": 1e-300},
+        {"temperature": -1.0},
+        {"temperature": float("nan")},
+        {"repetition_penalty": 1e-300},
+        {"top_p": 0.0},
+        {"min_p": 1.0},
+        {"top_k": -1},
+        {"presence_penalty": float("inf")},
+        {"logit_bias": ((0, float("nan")),)},
+    ],
+)
+def test_what_gives_none_is_refused(params):
+    with pytest.raises(InputError, match=next(iter(params))):
+        SamplingParams(**params)
 
 
 def test_penalties_over_the_output_alone():

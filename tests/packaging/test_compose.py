@@ -44,6 +44,30 @@ def services() -> dict:
     return yaml.safe_load((ROOT / "compose.yaml").read_text(encoding="utf-8"))["services"]
 
 
+def test_a_profile_starts_one_ragflash_and_the_other_one_has_the_cards():
+    cpu, gpu = services()["ragflash"], services()["ragflash-gpu"]
+    assert (cpu.pop("profiles"), gpu.pop("profiles")) == (["cpu"], ["gpu"])
+    (device,) = gpu.pop("deploy")["resources"]["reservations"]["devices"]
+    assert device == {"driver": "nvidia", "count": "all", "capabilities": ["gpu"]}
+    assert cpu == gpu
+
+
+def test_ragflash_has_no_rights_and_is_reached_from_this_machine_alone():
+    ragflash = services()["ragflash"]
+    assert ragflash["ports"] == ["127.0.0.1:8000:8000"]
+    assert ragflash["user"] == "10001:10001"
+    assert ragflash["read_only"] is True
+    assert ragflash["tmpfs"] == ["/tmp"]
+    assert ragflash["cap_drop"] == ["ALL"]
+    assert ragflash["security_opt"] == ["no-new-privileges:true"]
+
+
+def test_a_model_of_ones_own_is_seen_and_handed_on():
+    ragflash = services()["ragflash"]
+    assert "${MODELS_DIR:-./models}:/models:ro" in ragflash["volumes"]
+    assert ragflash["environment"]["RAGFLASH_MODEL"] is None
+
+
 def test_ragflash_waits_for_its_vector_server_and_knows_the_way():
     ragflash, qdrant = services()["ragflash"], services()["qdrant"]
     assert ragflash["depends_on"]["qdrant"]["condition"] == "service_healthy"
@@ -64,8 +88,18 @@ def test_the_vector_server_is_pinned_kept_and_not_published():
 
 def test_every_variable_that_compose_asks_for_is_in_the_example():
     asked = set(re.findall(r"\$\{(\w+)", (ROOT / "compose.yaml").read_text(encoding="utf-8")))
-    given = re.findall(r"^(\w+)=", (ROOT / ".env.example").read_text(), re.MULTILINE)
-    assert asked == set(given)
+    handed_on = {name for name, value in services()["ragflash"]["environment"].items() if not value}
+    given = re.findall(r"^#?(\w+)=", (ROOT / ".env.example").read_text(), re.MULTILINE)
+    assert asked | handed_on == set(given)
+
+
+def test_the_example_needs_nothing_but_keys():
+    lines = (ROOT / ".env.example").read_text().splitlines()
+    pairs = [line.partition("=") for line in lines if line and not line.startswith("#")]
+    assert {name for name, _, value in pairs if not value} == {
+        "RAGFLASH_API_KEY",
+        "RAGFLASH_QDRANT_API_KEY",
+    }
 
 
 @pytest.mark.skipif(shutil.which("bash") is None, reason="bash is not installed")

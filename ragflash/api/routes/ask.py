@@ -7,8 +7,9 @@ from fastapi import APIRouter, Request
 from fastapi.responses import Response
 
 from ragflash.api.deps import CallerScope, Provided
+from ragflash.api.openapi import refusals
 from ragflash.api.schemas import AnswerOut, AskBody, CitationOut, HitOut
-from ragflash.api.sse import EventStream, encode, until_disconnect
+from ragflash.api.sse import STREAMED, EventStream, encode, until_disconnect
 from ragflash.rag.records import (
     Answer,
     AnswerDelta,
@@ -21,7 +22,11 @@ from ragflash.rag.records import (
 router = APIRouter(tags=["ask"])
 
 
-@router.post("/v1/ask", response_model=AnswerOut)
+@router.post(
+    "/v1/ask",
+    response_model=AnswerOut,
+    responses=refusals(400, 404, 409, 413, 422, 429, 503) | STREAMED,
+)
 async def ask(
     body: AskBody, scope: CallerScope, services: Provided, request: Request
 ) -> Response | AnswerOut:

@@ -15,6 +15,7 @@ from pydantic import ValidationError
 from starlette.datastructures import UploadFile
 
 from ragflash.api.deps import CallerScope, DocumentLibrary, Provided
+from ragflash.api.openapi import refusals
 from ragflash.api.problems import BodyInvalid
 from ragflash.api.routes.jobs import POLL_S, job_changes
 from ragflash.api.schemas import (
@@ -58,7 +59,13 @@ _UPLOAD_BODIES: dict[str, Any] = {
 }
 
 
-@router.post("", status_code=202, openapi_extra=_UPLOAD_BODIES)
+@router.post(
+    "",
+    status_code=202,
+    openapi_extra=_UPLOAD_BODIES,
+    responses=refusals(400, 404, 409, 413, 415, 422, 503)
+    | {200: {"model": UploadOut, "description": "These bytes were there already"}},
+)
 async def add_document(
     request: Request,
     response: Response,
@@ -92,7 +99,7 @@ async def add_document(
     )
 
 
-@router.get("")
+@router.get("", responses=refusals(404, 422, 503))
 def list_documents(
     scope: CallerScope,
     services: Provided,
@@ -110,19 +117,19 @@ def list_documents(
     )
 
 
-@router.get("/{document_id}")
+@router.get("/{document_id}", responses=refusals(404, 503))
 def get_document(document_id: str, scope: CallerScope, services: Provided) -> DocumentOut:
     """Look at a document."""
     return DocumentOut.of(services.library.get(scope, document_id))
 
 
-@router.delete("/{document_id}", status_code=204)
+@router.delete("/{document_id}", status_code=204, responses=refusals(404, 503))
 def delete_document(document_id: str, scope: CallerScope, services: Provided) -> None:
     """Take a document out, whatever its state; afterwards nothing finds it any more."""
     services.library.delete(scope, document_id)
 
 
-@router.get("/{document_id}/content", response_class=FileResponse)
+@router.get("/{document_id}/content", response_class=FileResponse, responses=refusals(404, 503))
 def get_content(
     document_id: str, scope: CallerScope, services: Provided, request: Request
 ) -> Response:
@@ -145,7 +152,7 @@ def get_content(
     )
 
 
-@router.get("/{document_id}/text")
+@router.get("/{document_id}/text", responses=refusals(404, 409, 422, 503))
 def get_text(
     document_id: str,
     scope: CallerScope,
@@ -171,7 +178,12 @@ def get_text(
     )
 
 
-@router.get("/{document_id}/events", responses=STREAMED)
+@router.get(
+    "/{document_id}/events",
+    status_code=200,
+    response_class=EventStream,
+    responses=refusals(404, 503) | STREAMED,
+)
 async def document_events(
     document_id: str, scope: CallerScope, services: Provided, request: Request
 ) -> EventStream:

@@ -4,6 +4,7 @@ from fastapi import APIRouter, Response
 
 from ragflash import __version__
 from ragflash.api.deps import Provided
+from ragflash.api.openapi import refusals
 from ragflash.api.schemas import EngineOut, LimitsOut, ReadinessOut, VersionOut
 
 router = APIRouter(tags=["health"])
@@ -15,7 +16,7 @@ async def healthz() -> dict[str, str]:
     return {"status": "alive"}
 
 
-@router.get("/readyz", responses={503: {"model": ReadinessOut}})
+@router.get("/readyz", responses=refusals() | {503: {"model": ReadinessOut}})
 async def readyz(services: Provided, response: Response) -> ReadinessOut:
     """Say whether documents can be added and questions answered, and what is missing."""
     missing, detail = services.missing()
@@ -25,7 +26,7 @@ async def readyz(services: Provided, response: Response) -> ReadinessOut:
     return ReadinessOut(ready=not missing, missing=missing, detail=detail)
 
 
-@router.get("/version")
+@router.get("/version", responses=refusals())
 async def version(services: Provided) -> VersionOut:
     """Say what runs and within which limits; answers while the model is still loading."""
     info = services.engine_info()

@@ -8,6 +8,7 @@ from contextlib import aclosing
 from fastapi import APIRouter, Request
 
 from ragflash.api.deps import CallerScope, DocumentLibrary, Provided
+from ragflash.api.openapi import refusals
 from ragflash.api.schemas import JobOut
 from ragflash.api.sse import STREAMED, EventStream, encode
 from ragflash.rag.records import JobRecord, Scope
@@ -17,20 +18,25 @@ router = APIRouter(tags=["jobs"])
 POLL_S = 0.1
 
 
-@router.get("/v1/jobs/{job_id}")
+@router.get("/v1/jobs/{job_id}", responses=refusals(404, 503))
 def get_job(job_id: str, scope: CallerScope, services: Provided) -> JobOut:
     """Look at a job."""
     return JobOut.of(services.library.job(scope, job_id))
 
 
-@router.post("/v1/jobs/{job_id}/cancel")
+@router.post("/v1/jobs/{job_id}/cancel", responses=refusals(404, 503))
 def cancel_job(job_id: str, scope: CallerScope, services: Provided) -> JobOut:
     """Stop a job; one that has ended stays as it is."""
     services.library.cancel(scope, job_id)
     return JobOut.of(services.library.job(scope, job_id))
 
 
-@router.get("/v1/jobs/{job_id}/events", responses=STREAMED)
+@router.get(
+    "/v1/jobs/{job_id}/events",
+    status_code=200,
+    response_class=EventStream,
+    responses=refusals(404, 503) | STREAMED,
+)
 async def job_events(
     job_id: str, scope: CallerScope, services: Provided, request: Request
 ) -> EventStream:

@@ -7,11 +7,12 @@ from fastapi.responses import PlainTextResponse, Response
 
 from ragflash import metrics
 from ragflash.api.deps import Provided
+from ragflash.api.openapi import refusals
 
 router = APIRouter(tags=["health"])
 
 
-@router.get("/metrics", response_class=PlainTextResponse)
+@router.get("/metrics", response_class=PlainTextResponse, responses=refusals())
 def show_metrics(services: Provided) -> Response:
     """Give all metrics in Prometheus' text format; parts that are still loading are left out."""
     missing, _ = services.missing()

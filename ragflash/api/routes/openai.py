@@ -22,8 +22,9 @@ from ragflash.api.openai_schemas import (
     timings_body,
     usage_body,
 )
+from ragflash.api.openapi import openai_refusals
 from ragflash.api.schemas import EngineOut
-from ragflash.api.sse import EventStream, encode, until_disconnect
+from ragflash.api.sse import STREAMED, EventStream, encode, until_disconnect
 from ragflash.engine.choices import generate_choices, total_timings, total_usage
 from ragflash.engine.logprobs import TokenLogprob
 from ragflash.engine.request import Delta, Event, Failed, Finished
@@ -36,20 +37,20 @@ MODEL = "ragflash"
 _DONE = encode("[DONE]")
 
 
-@router.get("/models")
+@router.get("/models", responses=openai_refusals())
 async def list_models() -> dict[str, Any]:
     """List the names under which the model answers."""
     return {"object": "list", "data": [_model()]}
 
 
-@router.get("/models/{model_id:path}")
+@router.get("/models/{model_id:path}", responses=openai_refusals(404))
 async def get_model(model_id: str) -> dict[str, Any]:
     """Look at a model name."""
     _check_model(model_id)
     return _model()
 
 
-@router.post("/chat/completions")
+@router.post("/chat/completions", responses=openai_refusals(400, 404, 413, 429, 503) | STREAMED)
 async def chat_completions(body: ChatBody, services: Provided, request: Request) -> Response:
     """Continue a conversation, streamed or not; leaving cancels the work."""
     _check_model(body.model)
