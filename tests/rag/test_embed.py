@@ -1,9 +1,10 @@
 import json
+import shutil
 
 import numpy as np
 import pytest
 
-from ragflash.errors import ModelMissing
+from ragflash.errors import ModelError, ModelMissing
 from ragflash.rag import embed
 from ragflash.rag.embed import SentenceTransformerEmbedder, packaged_embedder
 
@@ -63,7 +64,52 @@ def test_a_folder_without_a_model_is_named(tmp_path):
         SentenceTransformerEmbedder(tmp_path)
 
 
+@pytest.mark.parametrize("damage", ["no weights", "half the weights", "no tokenizer", "no sizes"])
+def test_a_damaged_model_is_told_with_what_to_do(model, tmp_path, damage):
+    folder = tmp_path / "model"
+    shutil.copytree(model._folder, folder)
+    (weights,) = folder.glob("*.safetensors")
+    match damage:
+        case "no weights":
+            weights.unlink()
+        case "half the weights":
+            weights.write_bytes(weights.read_bytes()[: 1 << 16])
+        case "no tokenizer":
+            (folder / "tokenizer.json").write_text("{")
+        case "no sizes":
+            (folder / "config.json").write_text("{")
+    with pytest.raises(ModelError, match=r"cannot be used \(\w+: .*RAGFLASH_EMBED_MODEL"):
+        SentenceTransformerEmbedder(folder).encode_documents(["words"])
+
+
 def test_a_missing_package_says_what_to_install(monkeypatch):
     monkeypatch.setattr(embed, "find_spec", lambda name: None)
     with pytest.raises(ModelMissing, match=r"ragflash\[models\]"):
         packaged_embedder()
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "How do I pass it on?",
+        "Wie heißt das Paketverwaltungssystem?",
+        "Jak zainstalować pakiet?",
+        "E4304",
+        "?!",
+        "",
+    ],
+)
+def test_is_trusted_where_the_vocabulary_has_the_words(model, text):
+    assert model.trust(text) == 1.0
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["چطور یک دستور را اجرا کنم؟", "Что такое пакет?", "縦組みにする", "보증기간", "การรับประกัน"],
+)
+def test_is_not_trusted_where_it_has_letters_at_best(model, text):
+    assert model.trust(text) == 0.0
+
+
+def test_is_trusted_in_part_with_english_words_amid_another_script(model):
+    assert 0 < model.trust("pTeX の最初の版") < 1

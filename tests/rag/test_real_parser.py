@@ -3,9 +3,7 @@
 import os
 import signal
 import subprocess
-import sys
 from collections.abc import Callable
-from pathlib import Path
 
 import pytest
 
@@ -13,9 +11,7 @@ from ragflash.rag.library import Library
 from ragflash.rag.records import DocumentState, JobRecord, JobState, Scope
 from ragflash_ingest import pool as pool_module
 from ragflash_ingest.pool import ParserPool
-
-sys.path.append(str(Path(__file__).parents[1] / "ingest"))
-from pdf_files import make_pdf, text_page
+from tests.ingest.pdf_files import make_pdf, text_page
 
 MINE = Scope(frozenset({"mine"}))
 PAGES = 12
