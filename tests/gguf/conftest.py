@@ -38,7 +38,7 @@ def small_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
     for kind in (GGMLQuantizationType.Q4_1, GGMLQuantizationType.Q8_0):
         writer.add_tensor(kind.name, gguf.quants.quantize(values, kind), raw_dtype=kind)
     writer.add_tensor(
-        "k_quant", np.zeros((1, 144), dtype=np.uint8), raw_dtype=GGMLQuantizationType.Q4_K
+        "ternary", np.zeros((1, 54), dtype=np.uint8), raw_dtype=GGMLQuantizationType.TQ1_0
     )
     write(writer)
     return path

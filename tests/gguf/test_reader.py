@@ -53,7 +53,7 @@ def test_shapes_are_in_the_order_of_torch(small: GGUFFile) -> None:
     assert small.tensors["plain"].shape == (2, 2, 32)
     assert small.tensors["Q4_1"].shape == (4, 32)
     assert small.tensors["Q8_0"].type is GGMLQuantizationType.Q8_0
-    assert list(small.tensors) == ["plain", "Q4_1", "Q8_0", "k_quant"]
+    assert list(small.tensors) == ["plain", "Q4_1", "Q8_0", "ternary"]
 
 
 def test_blocks_are_rows_of_stored_bytes(small: GGUFFile) -> None:
@@ -85,9 +85,9 @@ def test_blocks_outlive_the_file_object(small_file: Path) -> None:
 
 
 def test_a_format_without_a_kernel_is_refused_when_read(small: GGUFFile) -> None:
-    assert small.tensors["k_quant"].shape == (1, 256)
-    with pytest.raises(UnsupportedTensorType, match=r"'k_quant' is stored as Q4_K"):
-        small.tensor_blocks("k_quant")
+    assert small.tensors["ternary"].shape == (1, 256)
+    with pytest.raises(UnsupportedTensorType, match=r"'ternary' is stored as TQ1_0; ragflash reads F32, .*IQ4_XS"):
+        small.tensor_blocks("ternary")
 
 
 def test_an_absent_tensor_is_named(small: GGUFFile) -> None:

@@ -35,17 +35,16 @@ def dequantize(
         KernelInputError: An argument does not fit the description above.
     """
     columns = _checked_columns(blocks, block_format, dtype)
-    if out is not None:
-        expected = (blocks.shape[0], columns)
-        if tuple(out.shape) != expected or out.dtype != dtype or out.device != blocks.device:
-            raise KernelInputError(
-                f"out is {tuple(out.shape)} {out.dtype} on {out.device}, "
-                f"not {expected} {dtype} on {blocks.device}"
-            )
-    values = dequantize_reference(blocks, block_format)
+    expected = (blocks.shape[0], columns)
     if out is None:
-        return values.to(dtype)
-    return out.copy_(values)
+        out = torch.empty(expected, dtype=dtype, device=blocks.device)
+    elif tuple(out.shape) != expected or out.dtype != dtype or out.device != blocks.device:
+        raise KernelInputError(
+            f"out is {tuple(out.shape)} {out.dtype} on {out.device}, "
+            f"not {expected} {dtype} on {blocks.device}"
+        )
+    dequantize_reference(blocks, block_format, out)
+    return out
 
 
 def _checked_columns(blocks: torch.Tensor, block_format: str, dtype: torch.dtype) -> int:
