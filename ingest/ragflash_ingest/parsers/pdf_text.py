@@ -117,7 +117,10 @@ def _codes(handle: Handle, count: int) -> Codes:
     buffer = np.zeros(count + 1, np.uint16)
     written = _get_text(handle, 0, count, ctypes.c_void_p(buffer.ctypes.data))
     if written == count + 1:
-        return buffer[:count].astype(np.uint32)
+        codes = buffer[:count].astype(np.uint32)
+        marks = np.flatnonzero(codes == 0xFFFE)  # a line-end hyphen, or a NUL
+        codes[marks] = [_get_unicode(handle, at) for at in marks.tolist()]
+        return codes
     # Characters without a code are left out there, which shifts the others.
     return np.fromiter(map(_get_unicode, repeat(handle), range(count)), np.uint32, count)
 
