@@ -96,9 +96,9 @@ class PagePool:
         while row < num_rows:
             index, place = divmod(first_position + row, PAGE_TOKENS)
             count = min(PAGE_TOKENS - place, num_rows - row)
-            target = self._layers[layer][pages[index], :, :, place : place + count]
-            target[0].copy_(k[row : row + count].transpose(0, 1))
-            target[1].copy_(v[row : row + count].transpose(0, 1))
+            keys, values = self._layers[layer][pages[index]].narrow(2, place, count).unbind()
+            keys.copy_(k[row : row + count].transpose(0, 1))
+            values.copy_(v[row : row + count].transpose(0, 1))
             row += count
 
     def copy(self, copy: PageCopy) -> None:

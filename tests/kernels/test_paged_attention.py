@@ -5,6 +5,8 @@ from dataclasses import dataclass, replace
 import numpy as np
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from ragflash_kernels.errors import KernelInputError
 from ragflash_kernels.paged_attention import paged_attention
@@ -34,12 +36,13 @@ def make_case(sequences, *, num_heads=6, num_kv_heads=2, dim=8, num_pages=40, se
     return q, keys, values
 
 
-def attend_naively(q, keys, values, sequences, scale):
+def attend_naively(q, keys, values, sequences, scale, window=None):
     out = np.empty_like(q)
     row = 0
     for sequence in sequences:
         for r in range(sequence.num_rows):
-            seen = range(sequence.committed + r + 1)
+            end = sequence.committed + r + 1
+            seen = range(0 if window is None else max(0, end - window), end)
             for head in range(q.shape[1]):
                 kv_head = head // (q.shape[1] // keys.shape[1])
                 places = [(sequence.pages[p // PAGE_TOKENS], p % PAGE_TOKENS) for p in seen]
@@ -52,7 +55,7 @@ def attend_naively(q, keys, values, sequences, scale):
     return out
 
 
-def attend(q, keys, values, sequences, *, dtype=torch.float32, scale=0.35):
+def attend(q, keys, values, sequences, *, dtype=torch.float32, scale=0.35, window=None):
     # Keys and values of a layer are strided views of a pool with more layers.
     pool = torch.full((keys.shape[0], 2, 2, *keys.shape[1:]), float("nan"), dtype=dtype)
     pool[:, 1, 0] = torch.from_numpy(keys).to(dtype)
@@ -63,6 +66,7 @@ def attend(q, keys, values, sequences, *, dtype=torch.float32, scale=0.35):
         pool[:, 1, 1],
         sequences=sequences,
         scale=scale,
+        window=window,
     )
 
 
@@ -92,13 +96,59 @@ def test_equals_the_naive_loop(sequences, dtype):
     np.testing.assert_allclose(result.double().numpy(), exact, rtol=0, atol=TOLERANCE[dtype])
 
 
+@pytest.mark.parametrize("num_rows", [1, 3])
 @pytest.mark.parametrize(("num_heads", "num_kv_heads", "dim"), [(1, 1, 1), (4, 4, 5), (7, 1, 32)])
-def test_head_shapes(num_heads, num_kv_heads, dim):
-    sequences = [Rows(3, 37, (2, 3, 0))]
+def test_head_shapes(num_heads, num_kv_heads, dim, num_rows):
+    sequences = [Rows(num_rows, 37, (2, 3, 0))]
     q, keys, values = make_case(sequences, num_heads=num_heads, num_kv_heads=num_kv_heads, dim=dim)
     exact = attend_naively(q, keys, values, sequences, 0.35)
     result = attend(q, keys, values, sequences).double().numpy()
     np.testing.assert_allclose(result, exact, rtol=0, atol=3e-6)
+
+
+def hide_what_no_row_sees(keys, values, sequences, window):
+    """Make NaN of every token that is too old for all rows of its sequence."""
+    for sequence in sequences:
+        for position in range(max(0, sequence.committed + 1 - window)):
+            page, place = sequence.pages[position // PAGE_TOKENS], position % PAGE_TOKENS
+            keys[page, :, place] = values[page, :, place] = np.nan
+
+
+@pytest.mark.parametrize("window", [1, 2, 15, 16, 17, 33, 64, 1000])
+@pytest.mark.parametrize("sequences", CASES.values(), ids=CASES)
+def test_a_window_hides_older_tokens(sequences, window):
+    q, keys, values = make_case(sequences)
+    hide_what_no_row_sees(keys, values, sequences, window)
+    exact = attend_naively(q, keys, values, sequences, 0.35, window)
+    result = attend(q, keys, values, sequences, window=window).double().numpy()
+    np.testing.assert_allclose(result, exact, rtol=0, atol=3e-6)
+
+
+@given(
+    st.lists(st.tuples(st.integers(1, 90), st.integers(0, 90)), min_size=1, max_size=3),
+    st.none() | st.integers(1, 120),
+    st.randoms(use_true_random=False),
+)
+@settings(max_examples=40, deadline=None)
+def test_any_rows_lengths_and_windows(shapes, window, random):
+    numbers = random.sample(range(40), 40)
+    sequences = []
+    for num_rows, committed in shapes:
+        num_pages = -(-(committed + num_rows) // PAGE_TOKENS)
+        pages, numbers = numbers[:num_pages], numbers[num_pages:]
+        sequences.append(Rows(num_rows, committed, tuple(sorted(pages))))
+    q, keys, values = make_case(sequences, num_heads=2, num_kv_heads=1, dim=4)
+    if window is not None:
+        hide_what_no_row_sees(keys, values, sequences, window)
+    exact = attend_naively(q, keys, values, sequences, 0.35, window)
+    result = attend(q, keys, values, sequences, window=window).double().numpy()
+    np.testing.assert_allclose(result, exact, rtol=0, atol=3e-6)
+
+
+def test_refuses_a_window_without_a_token():
+    q, keys, values = make_case([GOOD])
+    with pytest.raises(KernelInputError):
+        attend(q, keys, values, [GOOD], window=0)
 
 
 def test_page_numbers_do_not_matter():

@@ -87,5 +87,5 @@ def _check(
             raise KernelInputError(
                 f"{rows.committed} + {rows.num_rows} tokens do not fit {len(rows.pages)} pages"
             )
-        if not all(0 <= page < num_pages for page in rows.pages):
+        if min(rows.pages) < 0 or max(rows.pages) >= num_pages:
             raise KernelInputError(f"page numbers {rows.pages} are not all below {num_pages}")

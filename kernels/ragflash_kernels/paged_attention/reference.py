@@ -2,12 +2,15 @@
 
 Scores stand token-first, `[Hkv, S, rows]`, since the product of many keys with few queries is
 fastest that way round; rows are taken in blocks, so that scores stay in the cache and a block
-sees no token after its last row.
+reads no token that none of its rows sees.
+
+A row alone, on a CPU, is bound by the number of calls and takes fewer: torch's attention with
+pages as its batch, whose results are then weighed by their sums of exponentials.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import pairwise
+from functools import lru_cache
 from typing import TYPE_CHECKING
 
 import torch
@@ -20,20 +23,18 @@ _ROW_BLOCK = 64  # 32 and 128 are up to a quarter slower for prefill of 512 rows
 
 @dataclass(frozen=True, slots=True)
 class _Run:
-    """Consecutive pages, which are one strided view: tokens `start … end - 1` of a sequence."""
+    """Consecutive pages, and the places in each of them: one strided view of tokens in order."""
 
-    start: int
-    end: int
-    first_page: int
-    num_pages: int
+    pages: slice
+    places: slice
 
     @property
-    def page_tokens(self) -> int:
-        return (self.end - self.start) // self.num_pages
+    def num_pages(self) -> int:
+        return int(self.pages.stop - self.pages.start)
 
-    def view(self, pages: torch.Tensor, head: int) -> torch.Tensor:
-        """Return one head's tokens `[pages, tokens, D]`."""
-        return pages[self.first_page : self.first_page + self.num_pages, head, : self.page_tokens]
+    @property
+    def num_tokens(self) -> int:
+        return self.num_pages * int(self.places.stop - self.places.start)
 
 
 def paged_attention_reference(
@@ -45,39 +46,78 @@ def paged_attention_reference(
     window: int | None = None,
 ) -> torch.Tensor:
     """Attend block by block; arguments as in `paged_attention`."""
-    out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
-    scaled = q * scale
+    mixed = []
     start = 0
     for rows in sequences:
         for first in range(0, rows.num_rows, _ROW_BLOCK):
             last = min(first + _ROW_BLOCK, rows.num_rows)
             block = slice(start + first, start + last)
-            num_tokens, hidden = rows.committed + last, 0
-            if window is not None:  # pages that the block's first row does not see are not read
-                hidden = max(0, rows.committed + first + 1 - window)
-            skipped = hidden // keys.shape[2]
-            num_tokens -= skipped * keys.shape[2]
-            runs = list(_runs(rows.pages[skipped:], num_tokens, keys.shape[2]))
-            out[block] = _attend(scaled[block], keys, values, runs, window)
+            begin, end = 0, rows.committed + last
+            if window is not None:
+                begin = max(0, rows.committed + first + 1 - window)
+            runs = _runs(rows.pages, begin, end, keys.shape[2])
+            if rows.num_rows == 1 and q.is_cpu:
+                mixed.append(_attend_alone(q[block], keys, values, runs, scale))
+            else:
+                mixed.append(_attend(q[block] * scale, keys, values, runs, window))
         start += rows.num_rows
-    return out
+    return mixed[0] if len(mixed) == 1 else torch.cat(mixed)
 
 
-def _runs(pages: Sequence[int], num_tokens: int, page_tokens: int) -> Iterator[_Run]:
-    """Cut the pages of the first tokens where their numbers jump; a partial page is alone."""
-    whole, partial = divmod(num_tokens, page_tokens)
-    breaks = [i for i in range(1, whole) if pages[i] != pages[i - 1] + 1]
-    for begin, end in pairwise([0, *breaks, whole] if whole else [0]):
-        yield _Run(begin * page_tokens, end * page_tokens, pages[begin], end - begin)
-    if partial:
-        yield _Run(whole * page_tokens, num_tokens, pages[whole], 1)
+@lru_cache(maxsize=64)  # all layers of a step ask the same
+def _runs(pages: tuple[int, ...], begin: int, end: int, page_tokens: int) -> tuple[_Run, ...]:
+    """Say where tokens `begin … end - 1` are; a partial page is alone."""
+    runs: list[_Run] = []
+    whole = slice(0, page_tokens)
+    for index in range(begin // page_tokens, -(-end // page_tokens)):
+        first, page = index * page_tokens, pages[index]
+        places = slice(max(begin - first, 0), min(end - first, page_tokens))
+        if runs and places == whole == runs[-1].places and runs[-1].pages.stop == page:
+            runs[-1] = _Run(slice(runs[-1].pages.start, page + 1), whole)
+        else:
+            runs.append(_Run(slice(page, page + 1), places))
+    return tuple(runs)
+
+
+def _attend_alone(
+    q: torch.Tensor,
+    keys: torch.Tensor,
+    values: torch.Tensor,
+    runs: Sequence[_Run],
+    scale: float,
+) -> torch.Tensor:
+    """Return `[1, Hq, D]`, what one row of that shape mixes from all tokens of `runs`.
+
+    A softmax over each page, then over their sums, is a softmax over all (Dao et al. 2022,
+    arXiv:2205.14135).
+    """
+    _, num_heads, head_dim = q.shape
+    num_kv_heads = keys.shape[1]
+    grouped = q.reshape(1, num_kv_heads, num_heads // num_kv_heads, head_dim)
+    parts = [
+        torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(
+            grouped.expand(run.num_pages, -1, -1, -1),
+            keys[run.pages, :, run.places],
+            values[run.pages, :, run.places],
+            scale=scale,
+        )
+        for run in runs
+    ]
+    mixed: torch.Tensor  # [pages, Hkv, group, D]
+    if len(parts) == 1:
+        mixed, sums = parts[0]
+    else:
+        mixed, sums = (torch.cat(same) for same in zip(*parts, strict=True))
+    if len(mixed) > 1:
+        mixed = (mixed * sums.softmax(dim=0).unsqueeze(-1)).sum(dim=0).to(q.dtype)
+    return mixed.reshape(q.shape)
 
 
 def _attend(
     q: torch.Tensor,
     keys: torch.Tensor,
     values: torch.Tensor,
-    runs: list[_Run],
+    runs: Sequence[_Run],
     window: int | None,
 ) -> torch.Tensor:
     """Return the attention of `q`, whose last row sees `runs` up to their end."""
@@ -95,7 +135,7 @@ def _attend(
         _hide_old(scores, num_rows, group, window)
     weights = scores.softmax(dim=1, dtype=torch.float32).to(q.dtype)
     mixed = _mix(weights, values, runs).view(num_kv_heads, num_rows, group, head_dim)
-    return mixed.transpose(0, 1).reshape(num_rows, num_heads, head_dim)
+    return mixed.transpose(0, 1).reshape(q.shape).to(q.dtype)
 
 
 def _hide_old(scores: torch.Tensor, num_rows: int, group: int, window: int) -> None:
@@ -108,35 +148,41 @@ def _hide_old(scores: torch.Tensor, num_rows: int, group: int, window: int) -> N
     scores[:, :num_affected].masked_fill_(hidden, float("-inf"))
 
 
-def _scores(queries: torch.Tensor, keys: torch.Tensor, runs: list[_Run]) -> torch.Tensor:
+def _scores(queries: torch.Tensor, keys: torch.Tensor, runs: Sequence[_Run]) -> torch.Tensor:
     """Return `[Hkv, S, rows]`: one product over heads for a single page, over pages for more."""
     num_kv_heads, _, num_rows = queries.shape
-    scores = queries.new_empty(num_kv_heads, runs[-1].end, num_rows)
+    num_tokens = sum(run.num_tokens for run in runs)
+    scores = queries.new_empty(num_kv_heads, num_tokens, num_rows)
+    start = 0
     for run in runs:
+        end = start + run.num_tokens
+        k = keys[run.pages, :, run.places]
         if run.num_pages == 1:
-            k = keys[run.first_page, :, : run.page_tokens]
-            scores[:, run.start : run.end] = torch.bmm(k, queries)
-            continue
-        for head in range(num_kv_heads):
-            k = run.view(keys, head)
-            products = scores[head, run.start : run.end].view(*k.shape[:2], num_rows)
-            torch.bmm(k, queries[head].expand(len(k), -1, -1), out=products)
+            scores[:, start:end] = torch.bmm(k[0], queries)
+        else:
+            for head in range(num_kv_heads):
+                products = scores[head, start:end].view(run.num_pages, -1, num_rows)
+                spread = queries[head].expand(run.num_pages, -1, -1)
+                torch.bmm(k[:, head], spread, out=products)
+        start = end
     return scores
 
 
-def _mix(weights: torch.Tensor, values: torch.Tensor, runs: list[_Run]) -> torch.Tensor:
+def _mix(weights: torch.Tensor, values: torch.Tensor, runs: Sequence[_Run]) -> torch.Tensor:
     """Return the weighted sums of values, float32 `[Hkv, rows, D]`, by the same products."""
     num_kv_heads, _, num_rows = weights.shape
     mixed = torch.zeros(
         (num_kv_heads, num_rows, values.shape[3]), dtype=torch.float32, device=weights.device
     )
+    start = 0
     for run in runs:
+        end = start + run.num_tokens
+        v = values[run.pages, :, run.places]
         if run.num_pages == 1:
-            shares = weights[:, run.start : run.end].transpose(1, 2)
-            mixed += torch.bmm(shares, values[run.first_page, :, : run.page_tokens])
-            continue
-        for head in range(num_kv_heads):
-            v = run.view(values, head)
-            shares = weights[head, run.start : run.end].view(*v.shape[:2], num_rows)
-            mixed[head] += torch.bmm(shares.transpose(1, 2), v).sum(dim=0, dtype=torch.float32)
+            mixed += torch.bmm(weights[:, start:end].transpose(1, 2), v[0])
+        else:
+            for head in range(num_kv_heads):
+                shares = weights[head, start:end].view(run.num_pages, -1, num_rows).transpose(1, 2)
+                mixed[head] += torch.bmm(shares, v[:, head]).sum(dim=0, dtype=torch.float32)
+        start = end
     return mixed
