@@ -15,13 +15,12 @@ from rich.table import Table
 from ragflash.bench import record
 from ragflash.bench.provenance import provenance
 from ragflash.cli import parts
-from ragflash.cli.options import JsonOption
+from ragflash.cli.demo import GUIDE, GUIDE_QUESTIONS, MANUAL
+from ragflash.cli.options import JsonOption, ModelOption
 from ragflash.cli.output import Output, Tracker
 from ragflash.errors import NotFound
 from ragflash.samples import sample_path
 from ragflash.settings import load_settings
-
-MANUAL = "debian-policy.pdf"
 
 app = typer.Typer(help="Measure speed on this machine.", no_args_is_help=True)
 
@@ -54,6 +53,53 @@ def ingest(
             )
 
     _run("ingest", run, out=out, as_json=as_json)
+
+
+@app.command()
+def search(
+    *,
+    documents: Annotated[
+        int, typer.Option(min=10, help="Documents of 250 passages each, made up.")
+    ] = 400,
+    queries: Annotated[int, typer.Option(min=1, help="Searches of each kind.")] = 200,
+    out: OutOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Search a large library that is made up, open it, and delete from it."""
+
+    def run(track: Tracker) -> record.Measurement:
+        from ragflash.bench import search as bench  # noqa: PLC0415  (loads the store)
+
+        with tempfile.TemporaryDirectory(prefix="ragflash-bench-") as folder:
+            return bench.measure(Path(folder), documents, queries, track)
+
+    _run("search", run, out=out, as_json=as_json)
+
+
+@app.command()
+def ask(
+    *,
+    runs: Annotated[
+        int, typer.Option(min=record.LEAST_PAIRS, help="Pairs of first and second questions.")
+    ] = record.LEAST_PAIRS,
+    model: ModelOption = None,
+    out: OutOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Time questions about a sample document that is read, and that is not read yet."""
+
+    def run(track: Tracker) -> record.Measurement:
+        from ragflash.bench import ask as bench  # noqa: PLC0415  (loads the store)
+
+        with tempfile.TemporaryDirectory(prefix="ragflash-bench-") as folder:
+            settings = load_settings(data_dir=Path(folder), model=model)
+            with parts.library_and_engine(settings) as (library, client):
+                assert client is not None
+                return bench.measure(
+                    library, client, sample_path(GUIDE), GUIDE_QUESTIONS[0], runs, track
+                )
+
+    _run("ask", run, out=out, as_json=as_json)
 
 
 def _run(
