@@ -74,7 +74,7 @@ class _Cutter:
         self.text = document.text
         self.furniture = document.furniture
         self.target, self.longest, self.overlap = target, longest, overlap
-        self.sections = sorted({section.start for section in document.sections})
+        self.sections = sorted({part.start for part in document.sections if part.end is None})
         self.paragraphs = [gap.end() for gap in _PARAGRAPH.finditer(self.text)]
         self.sentences: list[int] = []
         for start, _ in each_sentence(self.text, skip=self.furniture):

@@ -73,11 +73,18 @@ class DocumentPage:
 
 @dataclass(frozen=True, slots=True)
 class Section:
-    """A heading; `start` is where it begins in the text, `level` counts from 1."""
+    """A heading, or what names the columns of a long table.
+
+    Attributes:
+        level: From 1; that of columns is below every heading's.
+        start: Where it begins in the text; of columns, where the first row below them does.
+        end: Where a table ends; None for headings, which go on until the next of their level.
+    """
 
     title: str
     level: int
     start: int
+    end: int | None = None
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -191,7 +198,7 @@ class Document:
             controls other than tab and newline removed, CRLF and CR as LF.
         pages: Consecutive ranges of the text, joined by one "\n" that belongs to no page.
             Formats without pages have one.
-        sections: Headings in text order.
+        sections: In text order.
         media_type: For example "application/pdf".
         encoding: Of text formats: the encoding that was used.
         warnings: What the reader should know, a sentence each.
@@ -239,7 +246,7 @@ class Document:
             while path and path[-1].level >= section.level:
                 path.pop()
             path.append(section)
-        return tuple(section.title for section in path)
+        return tuple(s.title for s in path if s.end is None or offset < s.end)
 
 
 @dataclass(frozen=True, slots=True)

@@ -99,9 +99,9 @@ def test_a_file_that_takes_too_long_is_given_up(children):
 
 
 def test_a_file_that_needs_too_much_memory_is_refused():
-    with ParserPool(memory_bytes=1 << 30) as pool:
+    with ParserPool(memory_bytes=320 << 20) as pool:
         with pytest.raises(ParseError) as caught:
-            pool.parse(b"word " * (120 << 20), "x.txt")
+            pool.parse(b"word " * (12 << 20), "x.txt")
         assert caught.value.reason is FailureReason.OUT_OF_MEMORY
         assert pool.parse(b"fine", "x.txt").text == "fine"
 

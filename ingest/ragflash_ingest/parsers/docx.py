@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from docx.document import Document as WordDocument
     from docx.oxml.xmlchemy import BaseOxmlElement as Element
 
-PARSER = "docx 1"
+PARSER = "docx 2"
 
 _W = "{http://schemas.openxmlformats.org/wordprocessingml/2006/main}"
 _VAL = f"{_W}val"

@@ -1,17 +1,18 @@
 """HTML: what a reader sees, as paragraphs; nothing is fetched and no script runs."""
 
 import re
+from bisect import insort
 from dataclasses import dataclass, field
 
 from selectolax.lexbor import LexborHTMLParser, LexborNode
 
 from ragflash_ingest.document import Document, FailureReason, ParseError, Section
 from ragflash_ingest.encoding import decode
-from ragflash_ingest.parsers.tables import CELL_SEPARATOR
+from ragflash_ingest.parsers.tables import CELL_SEPARATOR, columns
 from ragflash_ingest.parsers.text import canonical, single_page
 from ragflash_ingest.sniff import MediaType
 
-PARSER = "html 1"
+PARSER = "html 2"
 
 _DECLARED = re.compile(rb"""<meta[^>]+charset\s*=\s*["']?\s*([\w.:-]+)""", re.IGNORECASE)
 _UNSEEN_TAGS = """
@@ -85,6 +86,23 @@ def hidden_warning(hidden: int) -> tuple[str, ...]:
 
 
 @dataclass(slots=True)
+class _Row:
+    """An open row; `first_piece` is its index in the writer's pieces."""
+
+    first_piece: int
+    cells: int = 0
+    heads: int = 0
+
+
+@dataclass(slots=True)
+class _Table:
+    """An open table, and its first row if all of that names columns."""
+
+    columns: str = ""
+    body: int = 0
+
+
+@dataclass(slots=True)
 class _Writer:
     """The text so far, and the gap that the next word will need."""
 
@@ -92,7 +110,9 @@ class _Writer:
     sections: list[Section] = field(default_factory=list)
     length: int = 0
     gap: int = _NOTHING
-    cells: list[int] = field(default_factory=list)  # of the open rows
+    rows: list[_Row] = field(default_factory=list)
+    tables: list[_Table] = field(default_factory=list)
+    inside_head: int = 0
     inside_cell: int = 0
     verbatim: int = 0
     cell_begins: bool = False
@@ -168,13 +188,18 @@ def _enter(tag: str, writer: _Writer) -> None:
             writer.verbatim += 1
         case "li":
             writer.write("- ")
+        case "table":
+            writer.tables.append(_Table())
+        case "thead":
+            writer.inside_head += 1
         case "tr":
-            writer.cells.append(0)
+            writer.rows.append(_Row(len(writer.pieces)))
         case "td" | "th":
-            if writer.cells:
-                if writer.cells[-1]:
+            if writer.rows:
+                if writer.rows[-1].cells:
                     writer.write(CELL_SEPARATOR)
-                writer.cells[-1] += 1
+                writer.rows[-1].cells += 1
+                writer.rows[-1].heads += tag == "th" or writer.inside_head > 0
             writer.inside_cell += 1
             writer.cell_begins = True
 
@@ -185,14 +210,31 @@ def _leave(tag: str, writer: _Writer) -> None:
             _end_heading(int(tag[1]), writer)
         case "pre" | "textarea":
             writer.verbatim -= 1
+        case "table":
+            _end_table(writer.tables.pop(), writer)
+        case "thead":
+            writer.inside_head -= 1
         case "tr":
-            writer.cells.pop()
+            _end_row(writer.rows.pop(), writer)
         case "td" | "th":
             writer.inside_cell -= 1
             writer.cell_begins = False
             writer.gap = _NOTHING if writer.gap == _SPACE else writer.gap
     if tag in _BLOCKS:
         writer.want(_LINE if tag in _TIGHT else _PARAGRAPH)
+
+
+def _end_row(row: _Row, writer: _Writer) -> None:
+    table = writer.tables[-1] if writer.tables else None
+    if table and not table.columns and 1 < row.cells == row.heads:
+        table.columns = "".join(writer.pieces[row.first_piece :])
+        table.body = writer.length + 1
+
+
+def _end_table(table: _Table, writer: _Writer) -> None:
+    if table.columns.strip():
+        for section in columns(table.columns, table.body, writer.length):
+            insort(writer.sections, section, key=lambda section: section.start)
 
 
 def _end_heading(level: int, writer: _Writer) -> None:

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from pptx.table import Table
     from pptx.text.text import TextFrame
 
-PARSER = "pptx 1"
+PARSER = "pptx 2"
 
 _FURNITURE = {"DATE", "FOOTER", "SLIDE_NUMBER"}
 _MAIN_TYPE = re.compile(

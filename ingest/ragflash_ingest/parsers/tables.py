@@ -2,9 +2,13 @@
 
 from collections.abc import Sequence
 
+from ragflash_ingest.document import Section
+
 CELL_SEPARATOR = " | "
 
 _TITLE_CHARS = 200
+_COLUMNS_LEVEL = 10  # headings have 9 at most
+_LONG_CHARS = 1000  # a table that is longer may be cut
 _HEADER_DEPTH = 20
 _AROUND_NUMBERS = str.maketrans("", "", "+-−()%.,' \u00a0\u202f$€£¥")
 
@@ -23,6 +27,12 @@ def header_title(line: str) -> str:
         return line
     cut = line.rfind(CELL_SEPARATOR, 0, _TITLE_CHARS)
     return line[: cut if cut > 0 else _TITLE_CHARS].rstrip()
+
+
+def columns(line: str, start: int, end: int) -> tuple[Section, ...]:
+    """What names the columns of the rows at `start:end`, if these may be cut apart."""
+    title = header_title(" ".join(line.split()))
+    return (Section(title, _COLUMNS_LEVEL, start, end),) if end - start > _LONG_CHARS else ()
 
 
 def find_header(rows: Sequence[Sequence[str]]) -> int | None:

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from ragflash_ingest.document import Document, DocumentPage, FailureReason, ParseError, Section
-from ragflash_ingest.parsers.tables import find_header, header_title, row_text
+from ragflash_ingest.parsers.tables import columns, find_header, header_title, row_text
 from ragflash_ingest.parsers.text import clean
 
 _PARAGRAPH, _LINE = "\n\n", "\n"
@@ -46,7 +46,12 @@ class TextWriter:
         lead = len(text) - len(text.lstrip())
         start = self._write(text.strip(), _PARAGRAPH)
         self._sections.extend(
-            replace(section, start=start + max(section.start - lead, 0)) for section in sections
+            replace(
+                section,
+                start=start + max(section.start - lead, 0),
+                end=None if section.end is None else start + section.end - lead,
+            )
+            for section in sections
         )
 
     def table(self, rows: Sequence[Sequence[str]], *, header_level: int | None = None) -> None:
@@ -54,10 +59,11 @@ class TextWriter:
 
         Args:
             rows: Cells of each row.
-            header_level: Level of the section that the row of column names begins, so that
-                every later part of a long table is found under it; None for no section.
+            header_level: Level of the section that the row of column names begins and that does
+                not end with the table. Without it, every later part of a long table is found
+                under its column names, and what follows the table is not.
         """
-        header = find_header(rows) if header_level else None
+        header, names, body = find_header(rows), "", 0
         gap = _PARAGRAPH
         for index, row in enumerate(rows):
             line = clean(row_text(row))
@@ -65,8 +71,12 @@ class TextWriter:
                 continue
             start = self._write(line, gap)
             gap = _LINE
-            if header_level and index == header:
-                self._sections.append(Section(header_title(line), header_level, start))
+            if index == header:
+                names, body = line, self._length + len(_LINE)
+                if header_level:
+                    self._sections.append(Section(header_title(line), header_level, start))
+        if names and not header_level:
+            self._sections.extend(columns(names, body, self._length))
 
     def document(
         self,
