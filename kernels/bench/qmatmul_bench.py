@@ -1,0 +1,98 @@
+"""Products with the matrices of a 27B hybrid, and of a small model."""
+
+import itertools
+from collections.abc import Callable
+from functools import partial
+from typing import TYPE_CHECKING
+
+import torch
+from run import CACHE_BYTES, relative_error, time_us
+
+from ragflash_kernels.qmatmul import PackedMatrix, pack_matrix, unpack_matrix
+from ragflash_kernels.qmatmul.activations import quantize_rows
+from ragflash_kernels.qmatmul.launch import (
+    multiply_into_splits,
+    qmatmul_triton,
+    quantize_rows_triton,
+    sum_splits,
+)
+from tests.kernels.quantised import random_blocks
+
+if TYPE_CHECKING:
+    from run import Report
+
+MATRICES = [
+    ("Q4_K", 17408, 5120),
+    ("Q4_K", 5120, 17408),
+    ("Q4_K", 5120, 6144),
+    ("Q6_K", 5120, 17408),
+    ("Q5_K", 17408, 5120),
+    ("Q6_K", 248320, 5120),
+    ("Q8_0", 17408, 5120),
+    ("Q4_0", 17408, 5120),
+    ("Q5_0", 1536, 576),
+    ("IQ4_XS", 17408, 5120),
+]
+ROWS = (1, 8, 16, 24, 32)
+
+
+def bench_qmatmul(report: "Report", *, sweep: bool) -> None:
+    """Time the product of quantised rows, without and with the sum over splits."""
+    for name, rows, columns in MATRICES[:4] if sweep else MATRICES:
+        blocks = random_blocks(name, rows, columns, device="cuda")
+        weight = pack_matrix(blocks, block_format=name)
+        copies = [weight] + [
+            PackedMatrix(weight.records.clone(), name, rows, columns)
+            for _ in range(CACHE_BYTES // weight.records.numel() + 1)
+        ]
+        dense = unpack_matrix(weight)
+        for num_rows in ROWS:
+            _bench_rows(report, copies, dense, num_rows, sweep=sweep)
+
+
+def _bench_rows(
+    report: "Report",
+    copies: list[PackedMatrix],
+    dense: torch.Tensor,
+    num_rows: int,
+    *,
+    sweep: bool,
+) -> None:
+    weight = copies[0]
+    num_bytes = weight.records.numel()
+    name = f"{weight.block_format} {weight.rows}x{weight.columns} M={num_rows}"
+    x = torch.randn(num_rows, weight.columns, device="cuda")
+    q, scales = quantize_rows(x)
+    grid = (q.double().view(*scales.shape, -1) * scales.double()[..., None]).flatten(1)
+    expected = torch.cat([grid @ part.double().t() for part in dense.split(2**14)], 1)
+    buffers = quantize_rows_triton(x)
+    for options in _options(num_rows, weight) if sweep else [{}, {"eager": True}]:
+        product = partial(multiply_into_splits, buffers, num_rows, **options)
+        eager = bool(options.get("eager"))
+        error = relative_error(sum_splits(product(weight), weight.rows, eager=eager), expected)
+        us = time_us([partial(product, w) for w in copies])
+        report.line(name, us, num_bytes, error, what="product", **options)
+        us = time_us([partial(_summed, product, w, eager=eager) for w in copies])
+        report.line(name, us, num_bytes, error, what="summed", **options)
+    if not sweep and num_rows in (1, 16):
+        error = relative_error(qmatmul_triton(x, weight), expected)
+        us = time_us([partial(qmatmul_triton, x, w) for w in copies], 5)
+        report.line(name, us, num_bytes, error, backend="triton")
+
+
+def _summed(
+    product: Callable[[PackedMatrix], torch.Tensor], weight: PackedMatrix, *, eager: bool
+) -> torch.Tensor:
+    return sum_splits(product(weight), weight.rows, eager=eager)
+
+
+def _options(num_rows: int, weight: PackedMatrix) -> list[dict[str, object]]:
+    per_split = (3, 4, 5, 7, 10) if weight.columns < 8192 else (6, 8, 10, 12)
+    registers = (None, 80, 96) if num_rows in (16, 24) else (None,)
+    if num_rows == 32:
+        registers = (None, 128)
+    return [
+        {"records_per_split": r, "max_registers": n, "prefetch": p, "eager": num_rows == 1}
+        for r, n, p in itertools.product(per_split, registers, (False, True))
+        if not (num_rows == 1 and p)
+    ]

@@ -1,0 +1,362 @@
+"""What a warp does with a record, in Gluon: one element of a tensor is one thread's."""
+
+from triton.experimental import gluon
+from triton.experimental.gluon import language as gl
+
+from ragflash_kernels.qmatmul import ptx
+from ragflash_kernels.qmatmul.formats import Scales
+
+_FLOAT16 = gl.constexpr(int(Scales.FLOAT16))
+_BYTES = gl.constexpr(int(Scales.BYTES))
+_OF_16 = gl.constexpr(int(Scales.SIGNED_BYTES_OF_16))
+_MAGIC = gl.constexpr(ptx.MAGIC)
+
+# What the compiler finds in a function that it calls must be data: hence tables, not functions.
+_LOADS = {
+    (count, width, stride, once): (
+        ptx.load(count, width, stride, once=once),
+        ptx.load_constraints(count, width),
+    )
+    for count in (1, 2, 4, 8)
+    for width in (2, 4)
+    for stride in (0, 128, 512)
+    for once in (False, True)
+}
+_NIBBLES = {
+    (bits, row, signed): ptx.nibbles(bits, row, signed=signed)
+    for bits in range(3)
+    for row in range(4)
+    for signed in (False, True)
+}
+_MULTIPLIES = {
+    (k, one): (ptx.multiply(k, one=one), ptx.multiply_constraints(k, one=one))
+    for k in (16, 32)
+    for one in (False, True)
+}
+_TABLE = gl.constexpr(ptx.table())
+_MINIMA = gl.constexpr(ptx.multiply_minima())
+_MINIMA_CONSTRAINTS = gl.constexpr(ptx.constraints("ffff", "rrrrrrrr"))
+_PREFETCH = gl.constexpr(ptx.prefetch())
+_BYTES_TO_FLOATS = gl.constexpr([ptx.byte_to_float(byte) for byte in range(4)])
+_HALVES_TO_FLOATS = gl.constexpr([ptx.half_to_float(high) for high in range(2)])
+
+
+@gluon.constexpr_function
+def _load_ptx(count, width, stride, once):
+    return _LOADS[count, width, stride, once][0]
+
+
+@gluon.constexpr_function
+def _load_constraints(count, width):
+    return _LOADS[count, width, 0, False][1]
+
+
+@gluon.constexpr_function
+def _nibbles_ptx(bits, row, signed):
+    return _NIBBLES[bits, row, signed]
+
+
+@gluon.constexpr_function
+def _multiply_ptx(k, one):
+    return _MULTIPLIES[k, one][0]
+
+
+@gluon.constexpr_function
+def _multiply_constraints(k, one):
+    return _MULTIPLIES[k, one][1]
+
+
+@gluon.constexpr_function
+def _words(count):
+    return [gl.int32] * count
+
+
+@gluon.constexpr_function
+def _floats(count):
+    return [gl.float32] * count
+
+
+@gluon.jit
+def _load(address, LOADS: gl.constexpr, WIDTH: gl.constexpr, STRIDE: gl.constexpr,
+          ONCE: gl.constexpr):  # fmt: skip
+    return gl.inline_asm_elementwise(
+        _load_ptx(LOADS, WIDTH, STRIDE, ONCE), _load_constraints(LOADS, WIDTH), [address],
+        dtype=_words(LOADS * WIDTH), is_pure=False, pack=1,
+    )  # fmt: skip
+
+
+@gluon.jit
+def _float(word):
+    return word.to(gl.float32, bitcast=True)
+
+
+@gluon.jit
+def _byte(word, BYTE: gl.constexpr):
+    """Return 2**23 + a byte."""
+    return gl.inline_asm_elementwise(
+        _BYTES_TO_FLOATS[BYTE], "=f,r", [word], dtype=gl.float32, is_pure=True, pack=1
+    )
+
+
+@gluon.jit
+def _half(word, HIGH: gl.constexpr):
+    return gl.inline_asm_elementwise(
+        _HALVES_TO_FLOATS[HIGH], "=f,r", [word], dtype=gl.float32, is_pure=True, pack=1
+    )
+
+
+@gluon.jit
+def _codes(low, high, step: gl.constexpr, j: gl.constexpr, LOW_BITS: gl.constexpr,
+           HIGH_BITS: gl.constexpr, SIGNED: gl.constexpr, TABLE: gl.constexpr):  # fmt: skip
+    """Return both halves of row j of a step, as bytes."""
+    if LOW_BITS == 8:
+        codes = (low[8 * step + j], low[8 * step + 4 + j])
+    elif TABLE:
+        codes = gl.inline_asm_elementwise(
+            _TABLE, "=&r,=&r,r", [low[4 * step + j]], dtype=_words(2), is_pure=True, pack=1
+        )
+    elif HIGH_BITS == 0:
+        codes = gl.inline_asm_elementwise(
+            _nibbles_ptx(0, j, SIGNED), "=&r,=&r,r", [low[4 * step + j]],
+            dtype=_words(2), is_pure=True, pack=1,
+        )  # fmt: skip
+    else:
+        bits = high[step] if HIGH_BITS == 1 else high[2 * step + j // 2]
+        codes = gl.inline_asm_elementwise(
+            _nibbles_ptx(HIGH_BITS, j, SIGNED), "=&r,=&r,r,r", [low[4 * step + j], bits],
+            dtype=_words(2), is_pure=True, pack=1,
+        )  # fmt: skip
+    return codes
+
+
+@gluon.jit
+def _row_scale(words, factor, lowered, step: gl.constexpr, half: gl.constexpr, j: gl.constexpr,
+               KIND: gl.constexpr):  # fmt: skip
+    """Return the scale of row j in a step, or in half of one."""
+    if KIND == _FLOAT16:
+        scale = _half(words[2 * step + j // 2], j % 2)
+    elif KIND == _BYTES:
+        scale = gl.fma(_byte(words[step], j), factor, lowered)
+    elif KIND == _OF_16:
+        scale = (_byte(words[2 * step + half], j) - 8388736.0) * factor
+    else:
+        scale = (_byte(words[step], j) - 8388736.0) * factor
+    return scale
+
+
+@gluon.jit
+def _multiply(left, right, scales, rows, sums, K: gl.constexpr, ONE: gl.constexpr):
+    lowered = ()
+    for i in gl.static_range(len(scales)):
+        lowered = lowered + (scales[i] * -_MAGIC,)
+    return gl.inline_asm_elementwise(
+        _multiply_ptx(K, ONE), _multiply_constraints(K, ONE),
+        left + right + scales + lowered + rows + sums,
+        dtype=_floats(len(sums)), is_pure=True, pack=1,
+    )  # fmt: skip
+
+
+@gluon.jit
+def _activations(q, scales, pair: gl.constexpr, TILES: gl.constexpr):
+    """Return two steps' words of q and scales, four a tile each."""
+    words = ()
+    floats = ()
+    for tile in gl.static_range(TILES):
+        words = words + _load(q + tile * 2048 + pair * 512, 1, 4, 0, False)
+        floats = floats + _load(scales + tile * 256 + pair * 16, 1, 4, 0, False)
+    return words, floats
+
+
+@gluon.jit
+def _step(codes, words, floats, rows, sums, odd: gl.constexpr, half: gl.constexpr,
+          TILES: gl.constexpr, K: gl.constexpr, ONE: gl.constexpr):  # fmt: skip
+    """Add one step, or one half of it, to all sums."""
+    size: gl.constexpr = 2 if ONE else 4
+    out = ()
+    for pair in gl.static_range(2):  # of rows: 2 * pair and 2 * pair + 1
+        if K == 32:
+            left = (codes[4 * pair], codes[4 * pair + 2], codes[4 * pair + 1], codes[4 * pair + 3])
+        else:
+            left = (codes[4 * pair + half], codes[4 * pair + 2 + half])
+        for tile in gl.static_range(TILES):
+            if K == 32:
+                right = (words[4 * tile + 2 * odd], words[4 * tile + 2 * odd + 1])
+            else:
+                right = (words[4 * tile + 2 * odd + half],)
+            if ONE:
+                column = (_float(floats[2 * odd]),)
+            else:
+                column = (
+                    _float(floats[4 * tile + 2 * odd]),
+                    _float(floats[4 * tile + 2 * odd + 1]),
+                )
+            before = ()
+            for i in gl.static_range(size):
+                before = before + (sums[(pair * TILES + tile) * size + i],)
+            row = (rows[2 * pair], rows[2 * pair + 1])
+            out = out + _multiply(left, right, column, row, before, K, ONE)
+    return out
+
+
+@gluon.jit
+def add_minima(sums, minima, factors, x_sums, TILES: gl.constexpr, ONE: gl.constexpr,
+                KIND: gl.constexpr):  # fmt: skip
+    """Add the minima of a whole record, eight floats, times the sums of activations."""
+    size: gl.constexpr = 2 if ONE else 4
+    out = ()
+    for pair in gl.static_range(2):
+        left = (minima[2 * pair], minima[2 * pair + 1], minima[4 + 2 * pair], minima[5 + 2 * pair])
+        for tile in gl.static_range(TILES):
+            x = (x_sums[4 * tile], x_sums[4 * tile + 2], x_sums[4 * tile + 1], x_sums[4 * tile + 3])
+            product = gl.inline_asm_elementwise(
+                _MINIMA, _MINIMA_CONSTRAINTS, left + x,
+                dtype=_floats(4), is_pure=True, pack=1,
+            )  # fmt: skip
+            for i in gl.static_range(size):
+                value = product[2 * i] if ONE else product[i]
+                before = sums[(pair * TILES + tile) * size + i]
+                if KIND == _FLOAT16:
+                    out = out + (before + value,)
+                else:
+                    factor = factors[2 * pair + (i if ONE else i // 2)]
+                    out = out + (gl.fma(value, factor, before),)
+    return out
+
+
+@gluon.jit
+def _minima(place, lane, STEPS: gl.constexpr, KIND: gl.constexpr):
+    """Return the bits of eight floats: rows j in step c, then in step c + 4."""
+    out = ()
+    if KIND == _BYTES:
+        stored = _load(place + lane * 8, 1, 2, 0, True)
+        for k in gl.static_range(2):
+            for j in gl.static_range(4):
+                out = out + ((_byte(stored[k], j) - 8388608.0).to(gl.int32, bitcast=True),)
+    else:
+        c = lane & 3
+        at = place + ((lane >> 2) * STEPS + gl.minimum(c, STEPS - 1)) * 8
+        for k in gl.static_range(2):
+            if 4 * k < STEPS:
+                stored = _load(at + 32 * k, 1, 2, 0, True)
+                for j in gl.static_range(4):
+                    low = _half(stored[j // 2], j % 2).to(gl.int32, bitcast=True)
+                    out = out + (gl.where(c < STEPS, low, 0),)
+            else:
+                out = out + (lane * 0, lane * 0, lane * 0, lane * 0)
+    return out
+
+
+@gluon.jit
+def load_activation_sums(sums, lane, first_step, TILES: gl.constexpr, STEPS: gl.constexpr,
+                         ONE: gl.constexpr):  # fmt: skip
+    """Return for each tile: rough sum and rest in step c, then in step c + 4."""
+    c = gl.minimum(lane & 3, STEPS - 1)
+    g = lane >> 2
+    out = ()
+    for tile in gl.static_range(TILES):
+        at = sums + tile * 512 + (first_step + c) * 64 + (c * 0 if ONE else g * 8)
+        out = out + _load(at, 1, 2, 0, False)
+        if STEPS == 8:
+            out = out + _load(at + 256, 1, 2, 0, False)
+        else:
+            out = out + (lane * 0, lane * 0)
+    return out
+
+
+@gluon.jit
+def _row_factors(place, lane, KIND: gl.constexpr, HAS_MINIMA: gl.constexpr):
+    """Return the four rows' factors of scales, these times -2**23, and minus those of minima."""
+    g = lane >> 2
+    factors = ()
+    lowered = ()
+    of_minima = ()
+    if KIND != _FLOAT16:
+        if HAS_MINIMA:
+            stored = _load(place + g * 16, 1, 4, 0, True)
+        else:
+            stored = _load(place + g * 8, 1, 2, 0, True)
+        for j in gl.static_range(4):
+            if HAS_MINIMA:
+                factor = _half(stored[j], 0)
+                of_minima = of_minima + (-_half(stored[j], 1),)
+            else:
+                factor = _half(stored[j // 2], j % 2)
+            factors = factors + (factor,)
+            lowered = lowered + (factor * -8388608.0,)
+    else:
+        zero = (lane * 0).to(gl.float32)
+        factors = (zero, zero, zero, zero)
+        lowered = factors
+        of_minima = factors
+    return factors, lowered, of_minima
+
+
+@gluon.jit
+def _high_plane(place, lane, STEPS: gl.constexpr, HIGH_BITS: gl.constexpr):
+    if HIGH_BITS == 2:
+        words = _load(place + lane * 16, 4, 4, 512, True)
+    elif STEPS == 2:
+        words = _load(place + lane * 8, 1, 2, 0, True)
+    else:
+        words = _load(place + lane * 16, STEPS // 4, 4, 512, True)
+    return words
+
+
+@gluon.jit
+def load_record(record, lane, HIGH: gl.constexpr, SCALES: gl.constexpr, MINIMA: gl.constexpr,
+                FACTORS: gl.constexpr, STEPS: gl.constexpr, LOW_BITS: gl.constexpr,
+                HIGH_BITS: gl.constexpr, KIND: gl.constexpr, HAS_MINIMA: gl.constexpr):  # fmt: skip
+    """Return low plane, high plane, scales, their factors, these lowered, minima, their factors."""
+    low = _load(record + lane * 16, STEPS * LOW_BITS // 4, 4, 512, True)
+    high = _high_plane(record + HIGH, lane, STEPS, HIGH_BITS) if HIGH_BITS > 0 else low
+    g = lane >> 2
+    # One load of four words is two steps' scales, or four steps' where a step has one byte a row.
+    pieces: gl.constexpr = STEPS // 2 if KIND == _FLOAT16 or KIND == _OF_16 else STEPS // 4
+    stored = _load(record + SCALES + g * 16, pieces, 4, 128, True)
+    factors, lowered, of_minima = _row_factors(record + FACTORS, lane, KIND, HAS_MINIMA)
+    minima = _minima(record + MINIMA, lane, STEPS, KIND) if HAS_MINIMA else factors
+    return low, high, stored, factors, lowered, minima, of_minima
+
+
+@gluon.jit
+def prefetch_record(record, lane, RECORD_BYTES: gl.constexpr):
+    """Ask the second-level cache for all of a record."""
+    for line in gl.static_range((RECORD_BYTES + 4095) // 4096):
+        at = record + gl.minimum(lane * 128 + line * 4096, RECORD_BYTES - 16)
+        gl.inline_asm_elementwise(_PREFETCH, "=r,l", [at], dtype=gl.int32, is_pure=False, pack=1)
+
+
+@gluon.jit
+def multiply_record(loaded, q, scales, total, STEPS: gl.constexpr, LOW_BITS: gl.constexpr,
+                    HIGH_BITS: gl.constexpr, TABLE: gl.constexpr, KIND: gl.constexpr,
+                    HAS_MINIMA: gl.constexpr, TILES: gl.constexpr, ONE: gl.constexpr):  # fmt: skip
+    """Add a record's products, without minima, to `total`.
+
+    Sums lie by pair of row groups, then tile, then as an instruction has them. Activations are
+    loaded two steps ahead.
+    """
+    low, high, stored, factors, lowered = loaded
+    words, floats = _activations(q, scales, 0, TILES)
+    for pair in gl.static_range(STEPS // 2):
+        if pair + 1 < STEPS // 2:
+            next_words, next_floats = _activations(q, scales, pair + 1, TILES)
+        for odd in gl.static_range(2):
+            codes = ()
+            for j in gl.static_range(4):
+                codes = codes + _codes(
+                    low, high, 2 * pair + odd, j, LOW_BITS, HIGH_BITS, not HAS_MINIMA, TABLE
+                )
+            for half in gl.static_range(2 if KIND == _OF_16 else 1):
+                row_scales = ()
+                for j in gl.static_range(4):
+                    row_scales = row_scales + (
+                        _row_scale(stored, factors[j], lowered[j], 2 * pair + odd, half, j, KIND),
+                    )
+                total = _step(
+                    codes, words, floats, row_scales, total, odd, half, TILES,
+                    16 if KIND == _OF_16 else 32, ONE,
+                )  # fmt: skip
+        if pair + 1 < STEPS // 2:
+            words = next_words
+            floats = next_floats
+    return total

@@ -1,0 +1,111 @@
+"""Compile kernels for cards that are not here: `python -m tests.kernels.compiling KERNEL:sm …`.
+
+Prints a line of JSON for each: registers and stack bytes of a thread (a stack means that registers
+were spilled), shared memory of a program. Needs no card and no interpreter.
+"""
+
+import json
+import re
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+
+import triton
+from triton.backends.compiler import GPUTarget
+from triton.compiler import ASTSource
+from triton.experimental.gluon._runtime import GluonASTSource
+
+from ragflash_kernels.qmatmul import gluon_kernel, kernel
+from ragflash_kernels.qmatmul.formats import RECORD_FORMATS
+from ragflash_kernels.qmatmul.launch import record_constants
+
+
+def compile_kernel(function, pointers, constants, *, sm: int, warps: int, registers=None):
+    """Compile a jit function; arguments that are neither pointers nor constants are int32."""
+    names = function.arg_names
+    signature = {
+        name: "constexpr" if name in constants else pointers.get(name, "i32") for name in names
+    }
+    source = GluonASTSource if function.is_gluon() else ASTSource
+    aligned = {(names.index(name),): [["tt.divisibility", 16]] for name in pointers}
+    options = {"num_warps": warps} | ({"maxnreg": registers} if registers else {})
+    return triton.compile(
+        source(
+            function,
+            signature,
+            constexprs={(names.index(name),): value for name, value in constants.items()},
+            attrs=aligned,
+        ),
+        target=GPUTarget("cuda", sm, 32),
+        options=options,
+    )
+
+
+def qmatmul(sm: int, name: str, rows: str):
+    """The Gluon kernel of a format for so many rows."""
+    num_rows = int(rows)
+    layout = RECORD_FORMATS[name]
+    constants = record_constants(layout, layout.max_steps) | {
+        "TILES": -(-num_rows // 8), "ONE": num_rows == 1, "WARPS": 4, "PREFETCH": True,
+        "EAGER": sm >= 90,
+    }  # fmt: skip
+    pointers = {"records": "*u8", "q": "*i32", "scales": "*fp32", "sums": "*fp32", "out": "*fp32"}
+    return compile_kernel(
+        gluon_kernel.qmatmul_gluon_kernel, pointers, constants,
+        sm=sm, warps=4, registers=128 if num_rows > 24 else None,
+    )  # fmt: skip
+
+
+def qmatmul_plain(sm: int, name: str, rows: str):
+    """The plain Triton kernel of a format for so many rows, 16 or 32."""
+    layout = RECORD_FORMATS[name]
+    constants = record_constants(layout, layout.max_steps) | {
+        "SIGN": 0 if layout.minima else 1 << (layout.code_bits - 1), "M": int(rows),
+    }  # fmt: skip
+    pointers = {
+        "records": "*u8", "levels": "*i8", "q": "*i8",
+        "scales": "*fp32", "sums": "*fp32", "out": "*fp32",
+    }  # fmt: skip
+    return compile_kernel(kernel.qmatmul_kernel, pointers, constants, sm=sm, warps=1)
+
+
+def quantize(sm: int, dtype: str):
+    """The quantiser of activations of a dtype."""
+    pointers = {"x": f"*{dtype}", "q_out": "*i8", "scales_out": "*fp32", "sums_out": "*fp32"}
+    return compile_kernel(
+        kernel.quantize_rows_kernel, pointers, {"EAGER": sm >= 90}, sm=sm, warps=1
+    )
+
+
+KERNELS: dict[str, Callable] = {
+    "qmatmul": qmatmul,
+    "qmatmul_plain": qmatmul_plain,
+    "quantize": quantize,
+}
+
+
+def measure(compiled) -> dict[str, int]:
+    tool = Path(triton.__file__).parent / "backends/nvidia/bin/cuobjdump"
+    with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
+        file.write(compiled.asm["cubin"])
+        file.flush()
+        report = subprocess.run(
+            [tool, "-res-usage", file.name], capture_output=True, text=True, check=True
+        ).stdout
+    found = {key: int(re.search(rf"\b{key}:(\d+)", report)[1]) for key in ("REG", "STACK")}
+    return {
+        "registers": found["REG"], "stack": found["STACK"], "shared": compiled.metadata.shared
+    }  # fmt: skip
+
+
+def main() -> None:
+    for argument in sys.argv[1:]:
+        name, *parameters, sm = argument.split(":")
+        result = measure(KERNELS[name](int(sm), *parameters))
+        print(json.dumps({"kernel": argument, **result}), flush=True)
+
+
+if __name__ == "__main__":
+    main()

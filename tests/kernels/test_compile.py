@@ -1,0 +1,57 @@
+"""Kernels fit every supported card: no spilled registers, no more shared memory than it has."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from ragflash_kernels.qmatmul.formats import RECORD_FORMATS
+
+ROOT = Path(__file__).parents[2]
+ARCHITECTURES = (80, 86, 89, 90, 120)
+SHARED_BYTES = 99 * 1024  # of a program on sm_86, sm_89 and sm_120, the smallest
+ROWS = (1, 8, 16, 24, 32)
+STACK_BYTES = {"32": 64}  # by rows: four warps more on an SM are worth a few spilled registers
+
+
+def compile_in_a_child(kernels: list[str]) -> list[dict]:
+    """The interpreter is chosen when triton is imported, so this process cannot compile."""
+    pytest.importorskip("triton")
+    environment = os.environ | {
+        "TRITON_INTERPRET": "0",
+        "PYTHONPATH": os.pathsep.join([str(ROOT), str(ROOT / "kernels")]),
+    }
+    result = subprocess.run(
+        [sys.executable, "-m", "tests.kernels.compiling", *kernels],
+        capture_output=True, text=True, env=environment, cwd=ROOT, check=False,
+    )  # fmt: skip
+    assert result.returncode == 0, result.stderr[-3000:]
+    return [json.loads(line) for line in result.stdout.splitlines()]
+
+
+def check(kernels: list[str]) -> None:
+    found = compile_in_a_child(kernels)
+    assert [entry["kernel"] for entry in found] == kernels
+    assert [entry for entry in found if entry["shared"] > SHARED_BYTES] == []
+    spilled = [
+        entry
+        for entry in found
+        if entry["stack"] > STACK_BYTES.get(entry["kernel"].split(":")[-2], 0)
+    ]
+    assert spilled == []
+
+
+def test_a_kernel_fits_the_smallest_card():
+    check(["qmatmul:Q8_0:8:86"])
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1200)
+@pytest.mark.parametrize("sm", ARCHITECTURES)
+def test_products_fit_every_card(sm):
+    check([f"qmatmul:{name}:{rows}:{sm}" for name in RECORD_FORMATS for rows in ROWS])
+    check([f"qmatmul_plain:{name}:{rows}:{sm}" for name in RECORD_FORMATS for rows in (16, 32)])
+    check([f"quantize:{dtype}:{sm}" for dtype in ("fp32", "fp16", "bf16")])

@@ -1,0 +1,69 @@
+"""The product kernels on a card, against float64 on the same grid."""
+
+import pytest
+import torch
+
+from ragflash_kernels.backend import Backend
+from ragflash_kernels.qmatmul import pack_matrix, qmatmul, unpack_matrix
+from ragflash_kernels.qmatmul.activations import quantize_rows
+from ragflash_kernels.qmatmul.formats import RECORD_FORMATS
+from tests.kernels.guarded import GuardedMemory
+from tests.kernels.quantised import random_blocks
+
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device"),
+]
+
+SHAPES = {  # rows and columns of the matrix
+    True: [(1, 256), (70, 768), (257, 2560)],  # formats of 256 values a block
+    False: [(1, 32), (70, 576), (192, 896), (257, 2560)],
+}
+
+
+def exact(x: torch.Tensor, weight) -> torch.Tensor:
+    q, scales = quantize_rows(x)
+    grid = q.double().unflatten(1, (-1, 32)) * scales.double()[..., None]
+    return grid.flatten(1) @ unpack_matrix(weight).double().t()
+
+
+@pytest.mark.parametrize("backend", [Backend.TRITON, Backend.GLUON])
+@pytest.mark.parametrize("name", RECORD_FORMATS)
+def test_equals_the_reference_over_odd_shapes(name, backend, monkeypatch):
+    for rows, columns in SHAPES[name in ("Q4_K", "Q5_K", "Q6_K", "IQ4_XS")]:
+        blocks = random_blocks(name, rows, columns, seed=rows, device="cuda")
+        for num_rows in (1, 2, 7, 8, 9, 16, 21, 32):
+            guard = GuardedMemory()
+            weight = pack_matrix(blocks, block_format=name)
+            weight = type(weight)(guard.place(weight.records), name, rows, columns)
+            x = guard.place(torch.randn(num_rows, columns, device="cuda"))
+            with monkeypatch.context() as patch:
+                patch.setattr(torch, "empty", guard.empty)
+                y = qmatmul(x, weight, backend=backend)
+            guard.check()
+            expected = exact(x, weight)
+            error = (y.double() - expected).norm() / expected.norm()
+            assert error < 2e-6, (rows, columns, num_rows, float(error))
+
+
+@pytest.mark.parametrize("name", ["Q4_K", "Q6_K", "Q5_0"])
+def test_a_row_does_not_depend_on_the_others(name):
+    weight = pack_matrix(random_blocks(name, 192, 5120, device="cuda"), block_format=name)
+    x = torch.randn(32, 5120, device="cuda")
+    together = qmatmul(x, weight, backend=Backend.GLUON)
+    for num_rows in (1, 2, 8, 16, 21):
+        assert torch.equal(qmatmul(x[-num_rows:], weight, backend=Backend.GLUON),
+                           together[-num_rows:])  # fmt: skip
+
+
+@pytest.mark.parametrize("backend", [Backend.TRITON, Backend.GLUON])
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_narrow_activations_and_values_that_are_not_finite(dtype, backend):
+    weight = pack_matrix(random_blocks("Q4_K", 64, 512, device="cuda"), block_format="Q4_K")
+    x = torch.randn(3, 512, device="cuda").to(dtype)
+    x[1, 7] = float("inf")
+    x[2, 256:] = 0
+    y = qmatmul(x, weight, backend=backend)
+    assert y[1].isnan().all()
+    expected = exact(x, weight)[[0, 2]]
+    assert ((y[[0, 2]].double() - expected).norm() / expected.norm()) < 2e-6
