@@ -204,3 +204,13 @@ def test_pauses_grow_and_are_bounded():
         assert len(pauses) == 7
         assert all(0 <= p <= bound for p, bound in zip(pauses, [1, 2, 4, 4, 4, 4, 4], strict=True))
     assert len({next(policy.pauses()) for _ in range(20)}) > 1
+
+
+def test_a_document_is_deleted_with_one_request_whatever_its_size(open_index, qdrant):
+    index = open_index()
+    index.upsert([point("d", chunk) for chunk in range(3 * BATCH_POINTS)])
+    index.upsert([point("e")])
+    qdrant.requests.clear()
+    index.delete_document("c", "d")
+    assert len(qdrant.requests) == 1
+    assert index.documents() == {("c", "e")}
