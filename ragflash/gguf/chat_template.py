@@ -164,7 +164,10 @@ class ChatTemplate:
 
         The texts of the pieces together are the prompt. Parts are kept as they are, even where
         the template would trim them or treat some contents in a way of its own: it sees a word
-        without blanks in their place. No piece is empty; an empty part leaves none.
+        without blanks in their place. No piece is empty; an empty part leaves none. Where the
+        template refuses the messages, plain turns of one role that follow each other are made one
+        turn, a blank line between them: clients send such turns, and some templates insist that
+        roles alternate.
 
         Args:
             messages: In order.
@@ -179,18 +182,22 @@ class ChatTemplate:
                 reorders a part.
         """
         guard = _Guard(self._reserved)
-        rendered = self.render(
-            [
-                {
-                    **guard.mapping((fields or {}).get(index, {})),
-                    "role": guard.text(role),
-                    "content": "".join(map(guard.part, parts)),
-                }
-                for index, (role, parts) in enumerate(messages)
-            ],
-            guard.mapping(variables or {}),
-            add_generation_prompt=add_generation_prompt,
-        )
+        shown: list[dict[str, object]] = [
+            {
+                **guard.mapping((fields or {}).get(index, {})),
+                "role": guard.text(role),
+                "content": "".join(map(guard.part, parts)),
+            }
+            for index, (role, parts) in enumerate(messages)
+        ]
+        told = guard.mapping(variables or {})
+        try:
+            rendered = self.render(shown, told, add_generation_prompt=add_generation_prompt)
+        except InputError:
+            joined = _join_turns(shown)
+            if len(joined) == len(shown):
+                raise
+            rendered = self.render(joined, told, add_generation_prompt=add_generation_prompt)
         return list(guard.cut(rendered))
 
     def _run(self, context: Mapping[str, object]) -> Iterator[str]:
@@ -208,6 +215,18 @@ class ChatTemplate:
             raise TemplateInvalid(
                 f"the chat template fails: {type(error).__name__}: {error}"
             ) from error
+
+
+def _join_turns(messages: Sequence[Mapping[str, object]]) -> list[dict[str, object]]:
+    """The same messages with plain turns of one role in a row made one."""
+    joined: list[dict[str, object]] = []
+    for message in messages:
+        last = joined[-1] if joined else {}
+        if last.keys() == message.keys() == {"role", "content"} and last["role"] == message["role"]:
+            last["content"] = f"{last['content']}\n\n{message['content']}"
+        else:
+            joined.append(dict(message))
+    return joined
 
 
 @dataclass(slots=True)

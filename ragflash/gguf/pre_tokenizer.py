@@ -61,11 +61,16 @@ def _by_expression(expression: str) -> Callable[[], PreTokenizer]:
     return build
 
 
+_QWEN2_RECIPE = PreTokenizerRecipe(_by_expression(_QWEN2))
+_LLAMA3_RECIPE = PreTokenizerRecipe(_by_expression(_LLAMA3), ignore_merges=True, add_bos=True)
+
 PRE_TOKENIZERS: Mapping[str, PreTokenizerRecipe] = {
     "default": PreTokenizerRecipe(_gpt2),
+    "deepseek-r1-qwen": _QWEN2_RECIPE,
     "gpt-2": PreTokenizerRecipe(_gpt2),
-    "llama-bpe": PreTokenizerRecipe(_by_expression(_LLAMA3), ignore_merges=True, add_bos=True),
-    "qwen2": PreTokenizerRecipe(_by_expression(_QWEN2)),
+    "llama-bpe": _LLAMA3_RECIPE,
+    "llama3": _LLAMA3_RECIPE,
+    "qwen2": _QWEN2_RECIPE,
     "qwen35": PreTokenizerRecipe(_by_expression(_QWEN35)),
     "smollm": PreTokenizerRecipe(_smollm),
 }

@@ -126,6 +126,30 @@ def test_a_template_that_does_not_show_every_part_once_is_refused(source: str) -
         ChatTemplate(source).render_pieces([("user", ["a"]), ("user", ["b"])])
 
 
+ALTERNATING = (
+    "{% for m in messages %}{% if loop.previtem and loop.previtem.role == m.role %}"
+    "{{ raise_exception('roles must alternate') }}{% endif %}"
+    "[{{ m.role }}]{{ m.content }}{{ m.name }}{% endfor %}"
+)
+
+
+def test_turns_in_a_row_are_joined_where_the_template_refuses_them() -> None:
+    messages = [("user", ["a", "b"]), ("user", ["c"]), ("assistant", ["d"]), ("user", ["e"])]
+    pieces = ChatTemplate(ALTERNATING).render_pieces(messages)
+    assert "".join(piece.text for piece in pieces) == "[user]ab\n\nc[assistant]d[user]e"
+    contents = [(piece.part_index, piece.text) for piece in pieces if piece.kind == "content"]
+    assert contents == list(enumerate("abcde"))
+    accepted = ChatTemplate(CHATML).render_pieces(messages)
+    assert "".join(piece.text for piece in accepted) == plain(ChatTemplate(CHATML), messages)
+
+
+def test_turns_that_say_more_are_not_joined() -> None:
+    with pytest.raises(InputError, match="must alternate"):
+        ChatTemplate(ALTERNATING).render_pieces(
+            [("user", ["a"]), ("user", ["b"])], fields={1: {"name": "x"}}
+        )
+
+
 def test_variables_reach_the_template() -> None:
     template = ChatTemplate(
         "{{ bos_token }}{{ eos_token }}{{ add_generation_prompt }}{{ enable_thinking }}",

@@ -45,6 +45,10 @@ def test_combining_marks_belong_to_words_in_qwen35_only() -> None:
 
 def test_only_llama_takes_whole_words_and_adds_bos() -> None:
     assert {name for name, recipe in PRE_TOKENIZERS.items() if recipe.ignore_merges} == {
-        "llama-bpe"
+        "llama-bpe",
+        "llama3",
     }
-    assert {name for name, recipe in PRE_TOKENIZERS.items() if recipe.add_bos} == {"llama-bpe"}
+    assert {name for name, recipe in PRE_TOKENIZERS.items() if recipe.add_bos} == {
+        "llama-bpe",
+        "llama3",
+    }
