@@ -3,7 +3,7 @@
 from collections.abc import AsyncGenerator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Protocol
+from typing import Annotated, BinaryIO, Protocol
 
 from fastapi import Depends, Request
 
@@ -99,7 +99,7 @@ class DocumentLibrary(Protocol):
         scope: Scope,
         collection_id: str,
         name: str,
-        source: Path,
+        source: BinaryIO | bytes,
         on_duplicate: DuplicatePolicy = ...,
     ) -> Added: ...
     def get(self, scope: Scope, document_id: str) -> DocumentRecord: ...

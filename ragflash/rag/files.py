@@ -9,11 +9,11 @@ import os
 import threading
 from collections import OrderedDict
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from hashlib import sha256
 from pathlib import Path
-from typing import IO, Self
+from typing import IO, BinaryIO, Self
 from uuid import uuid4
 
 from ragflash.errors import DataFolderLocked, DocumentTooLarge, StorageError
@@ -109,7 +109,7 @@ class FileStore:
             for path in self._incoming.iterdir():
                 self._disk.remove(path)
 
-    def stage(self, source: Path | bytes, max_bytes: int) -> StagedBlob:
+    def stage(self, source: Path | BinaryIO | bytes, max_bytes: int) -> StagedBlob:
         """Copy and hash a source, block by block.
 
         Raises:
@@ -216,10 +216,10 @@ def _check_size(size: int, max_bytes: int) -> None:
         raise DocumentTooLarge(f"the document has more than {max_bytes:,} bytes")
 
 
-def _blocks(source: Path | bytes) -> Iterator[bytes]:
+def _blocks(source: Path | BinaryIO | bytes) -> Iterator[bytes]:
     if isinstance(source, bytes):
         yield source
         return
-    with source.open("rb") as file:
+    with source.open("rb") if isinstance(source, Path) else nullcontext(source) as file:
         while block := file.read(_BLOCK_BYTES):
             yield block

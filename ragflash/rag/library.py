@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Self
+from typing import BinaryIO, Self
 from uuid import uuid4
 
 import numpy as np
@@ -159,7 +159,7 @@ class Library:
         scope: Scope,
         collection_id: str,
         name: str,
-        source: Path | bytes,
+        source: Path | BinaryIO | bytes,
         on_duplicate: DuplicatePolicy = DuplicatePolicy.REUSE,
     ) -> AddResult:
         """Store a document's bytes and queue the work on it; returns before that is done.

@@ -8,7 +8,7 @@ from collections.abc import AsyncGenerator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, BinaryIO
 
 import httpx
 from fastapi import FastAPI
@@ -236,14 +236,14 @@ class FakeLibrary:
         scope: Scope,
         collection_id: str,
         name: str,
-        source: Path,
+        source: BinaryIO | bytes,
         on_duplicate: DuplicatePolicy = DuplicatePolicy.REUSE,
     ) -> FakeAdded:
         if self.failure is not None:
             raise self.failure
         if not name or name.startswith("..") or "\0" in name:
             raise UnsafeName(f"the file name {name!r} is not acceptable")
-        content = source.read_bytes()
+        content = source if isinstance(source, bytes) else source.read()
         sha256 = hashlib.sha256(content).hexdigest()
         known = next((r for r in self.records.values() if r.sha256 == sha256), None)
         if known is not None and on_duplicate is DuplicatePolicy.REUSE:

@@ -1,11 +1,8 @@
 """Documents: put in, look at, read back, take out."""
 
 import asyncio
-import shutil
-import tempfile
 from collections.abc import AsyncGenerator, AsyncIterator
 from contextlib import aclosing, asynccontextmanager
-from pathlib import Path
 from typing import Annotated, Any, BinaryIO
 
 from fastapi import APIRouter, Query, Request, Response
@@ -80,9 +77,9 @@ async def add_document(
     that are already there answer 200 with `deduplicated`.
     """
     library = services.library
-    async with _received(request, services.config.max_upload_bytes) as (name, path):
+    async with _received(request, services.config.max_upload_bytes) as (name, source):
         added = await asyncio.to_thread(
-            library.add, scope, DEFAULT_COLLECTION, name, path, on_duplicate=on_duplicate
+            library.add, scope, DEFAULT_COLLECTION, name, source, on_duplicate=on_duplicate
         )
     record, job = added.document, added.job
     if wait:
@@ -233,33 +230,27 @@ async def _settled(
 
 
 @asynccontextmanager
-async def _received(request: Request, limit_bytes: int) -> AsyncIterator[tuple[str, Path]]:
-    """Name and file of what the request brings; the file is gone afterwards."""
+async def _received(
+    request: Request, limit_bytes: int
+) -> AsyncIterator[tuple[str, BinaryIO | bytes]]:
+    """Name and content of what the request brings; a file is gone afterwards."""
     kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
-    with tempfile.TemporaryDirectory(prefix="ragflash-upload-") as folder:
-        path = Path(folder) / "upload"
-        if kind == "multipart/form-data":
-            name = await _receive_file(request, path, limit_bytes)
-        elif kind == "application/json":
-            name = await _receive_text(request, path, limit_bytes)
-        else:
-            raise UnsupportedMedia(
-                "send multipart/form-data with a part `file`, or application/json with `text`"
-            )
-        yield name, path
-
-
-async def _receive_file(request: Request, path: Path, limit_bytes: int) -> str:
+    if kind == "application/json":
+        yield await _read_text(request, limit_bytes)
+        return
+    if kind != "multipart/form-data":
+        raise UnsupportedMedia(
+            "send multipart/form-data with a part `file`, or application/json with `text`"
+        )
     async with request.form(max_files=1, max_fields=4) as form:
         part = form.get("file")
         if not isinstance(part, UploadFile):
             raise BodyInvalid("the form has no file in a part named `file`")
         _check_size(part.size or 0, limit_bytes)
-        await asyncio.to_thread(_copy, part.file, path)
-        return part.filename or ""
+        yield part.filename or "", part.file
 
 
-async def _receive_text(request: Request, path: Path, limit_bytes: int) -> str:
+async def _read_text(request: Request, limit_bytes: int) -> tuple[str, bytes]:
     try:
         body = TextBody.model_validate_json(await request.body())
     except ValidationError as error:
@@ -267,13 +258,7 @@ async def _receive_text(request: Request, path: Path, limit_bytes: int) -> str:
         raise RequestValidationError(faults) from error
     content = body.text.encode()
     _check_size(len(content), limit_bytes)
-    await asyncio.to_thread(path.write_bytes, content)
-    return body.name
-
-
-def _copy(source: BinaryIO, path: Path) -> None:
-    with path.open("wb") as target:
-        shutil.copyfileobj(source, target, 1024 * 1024)
+    return body.name, content
 
 
 def _check_size(size_bytes: int, limit_bytes: int) -> None:
