@@ -187,6 +187,7 @@ class GGUFInvalid(ModelError):
         super().__init__(f"{field} at byte {offset_bytes}: {detail}")
         self.field = field
         self.offset_bytes = offset_bytes
+        self.reason = detail
 
 
 class ArchitectureUnknown(ModelError):

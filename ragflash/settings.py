@@ -49,7 +49,9 @@ class Settings(BaseSettings):
     )
 
     model: Path | None = Field(
-        None, description="GGUF file of the language model; unset takes the packaged one."
+        None,
+        description="GGUF file of the language model, or any part or the folder of a split one; "
+        "unset takes the packaged one.",
     )
     dtype: Literal["auto", "float32", "bfloat16"] = Field(
         "auto", description="Type that the model computes in; auto takes the machine's fastest."

@@ -113,8 +113,7 @@ def check_packages(_: Settings) -> Finding:
 
 def check_model(settings: Settings) -> Finding:
     """Read the model file's header, tokenizer and template, but not its weights."""
-    path = model_path(settings)
-    with GGUFFile.open(path) as file:
+    with GGUFFile.open(model_path(settings)) as file:
         architecture = file.require("general.architecture", str)
         from ragflash.models.registry import model_class  # noqa: PLC0415  (imports torch)
 
@@ -123,8 +122,8 @@ def check_model(settings: Settings) -> Finding:
             block_format_of(name, tensor.type)
         tokenizer = Tokenizer.from_gguf(file, pre_tokenizer=settings.pre_tokenizer)
         template = ChatTemplate.from_gguf(file, tokenizer)
-    size_mib = path.stat().st_size >> 20
-    said = f"{path.name}: architecture {architecture}, {size_mib} MiB"
+    size_mib = sum(path.stat().st_size for path in file.paths) >> 20
+    said = f"{file.path.name}: architecture {architecture}, {size_mib} MiB"
     if template.origin != "model file":
         said += f"; it has no chat template and gets the one that is {template.origin}"
     return Finding("model", Level.OK, said)

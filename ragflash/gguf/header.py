@@ -49,7 +49,8 @@ class TensorInfo:
 
     Attributes:
         shape: In the order of torch: rows first, the packed dimension last.
-        offset_bytes: From the start of the file.
+        offset_bytes: From the start of the file, or of its part of a split model.
+        part: Which part of a split model holds it, from 0.
     """
 
     name: str
@@ -57,6 +58,7 @@ class TensorInfo:
     type: GGMLQuantizationType
     offset_bytes: int
     num_bytes: int
+    part: int = 0
 
 
 def parse_header(

@@ -1,10 +1,10 @@
-"""A GGUF file, mapped into memory: metadata parsed at once, tensors as bytes on demand."""
+"""A GGUF model, mapped into memory: metadata parsed at once, tensors as bytes on demand."""
 
 import hashlib
 import mmap
 import os
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType, TracebackType
 from typing import Self, TypeVar
@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 from ragflash.errors import GGUFInvalid, ModelMissing, TensorMissing
 from ragflash.gguf.disk_cache import read_checked, write_checked
 from ragflash.gguf.header import MetadataValue, TensorInfo, parse_header
+from ragflash.gguf.split import Part, find_parts, join_parts
 from ragflash.gguf.types import block_format_of
 
 __all__ = ["GGUFFile", "MetadataValue", "TensorInfo", "content_hash"]
@@ -26,60 +27,54 @@ _Scalar = TypeVar("_Scalar", bool, int, float, str)
 
 
 class GGUFFile:
-    """A model file that was found to be well formed.
+    """A model that was found to be well formed, in one file or in several parts.
 
     Immutable, hence safe to share between threads. Closing it gives up its own hold on the
-    mapping; arrays from `tensor_blocks` stay valid for as long as they live.
+    mappings; arrays from `tensor_blocks` stay valid for as long as they live.
 
     Attributes:
-        path: Where it was opened.
-        metadata: Key to value; arrays are tuples.
-        tensors: Name to place, in the order of the file.
+        paths: Where it was opened, in the order of the parts.
+        metadata: Key to value, of the first part; arrays are tuples.
+        tensors: Name to place, in the order of the files.
     """
 
     def __init__(
         self,
-        path: Path,
-        mapping: mmap.mmap,
+        paths: Sequence[Path],
+        mappings: Sequence[mmap.mmap],
         metadata: Mapping[str, MetadataValue],
         tensors: Mapping[str, TensorInfo],
     ) -> None:
-        self.path = path
+        self.paths = tuple(paths)
         self.metadata = MappingProxyType(metadata)
         self.tensors = MappingProxyType(tensors)
-        self._mapping: mmap.mmap | None = mapping
+        self._mappings: Sequence[mmap.mmap] | None = mappings
 
     @classmethod
     def open(cls, path: Path | str) -> Self:
-        """Map the file and parse its header.
+        """Map the file, or all parts of a split one, and parse the headers.
+
+        Args:
+            path: The file, any part of a split one, or the folder that holds it alone.
 
         Raises:
-            ModelMissing: There is no readable file at `path`.
-            GGUFInvalid: It is not a well-formed GGUF file.
+            ModelMissing: There is no readable file at `path`, or a part of it is not there.
+            GGUFInvalid: It is not a well-formed GGUF file, or its parts do not belong together.
             UnsupportedTensorType: A tensor has a type id that the format does not define.
         """
-        path = Path(path)
-        try:
-            with path.open("rb") as file:
-                file_bytes = os.fstat(file.fileno()).st_size
-                if file_bytes == 0:
-                    raise GGUFInvalid("magic", 0, "the file is empty")
-                # Private and writable, so that torch takes views of it without a copy; without
-                # a reservation, since nothing is ever written.
-                mapping = mmap.mmap(
-                    file.fileno(),
-                    file_bytes,
-                    flags=mmap.MAP_PRIVATE | _MAP_NORESERVE,
-                    prot=mmap.PROT_READ | mmap.PROT_WRITE,
-                )
-        except OSError as error:
-            raise ModelMissing(f"{path} cannot be read: {error.strerror}") from error
-        metadata, tensors = parse_header(mapping, file_bytes)
-        return cls(path, mapping, metadata, tensors)
+        paths = find_parts(Path(path))
+        mappings = [_mapped(part) for part in paths]
+        parts = [_parsed(*part) for part in zip(paths, mappings, strict=True)]
+        return cls(paths, mappings, *join_parts(parts))
+
+    @property
+    def path(self) -> Path:
+        """The file, or the first part of a split one."""
+        return self.paths[0]
 
     def close(self) -> None:
-        """Give up the mapping; metadata and tensor table stay."""
-        self._mapping = None
+        """Give up the mappings; metadata and tensor table stay."""
+        self._mappings = None
 
     def __enter__(self) -> Self:
         return self
@@ -106,12 +101,13 @@ class GGUFFile:
         tensor = self.tensors.get(name)
         if tensor is None:
             raise TensorMissing(f"{self.path.name} has no tensor {name!r}")
-        if self._mapping is None:
+        if self._mappings is None:
             raise ValueError(f"{self.path} is closed")
         block_format = block_format_of(name, tensor.type)
         row_bytes = tensor.shape[-1] // block_format.elements_per_block
         row_bytes *= block_format.bytes_per_block
-        stored = np.frombuffer(self._mapping, np.uint8, tensor.num_bytes, tensor.offset_bytes)
+        mapping = self._mappings[tensor.part]
+        stored = np.frombuffer(mapping, np.uint8, tensor.num_bytes, tensor.offset_bytes)
         return stored.reshape(-1, row_bytes)
 
     def get(self, key: str, kind: type[_Scalar]) -> _Scalar | None:
@@ -164,16 +160,26 @@ class GGUFFile:
 
 
 def content_hash(path: Path | str, cache_dir: Path | None = None) -> str:
-    """SHA-256 of the bytes of the file, in hexadecimal.
+    """SHA-256 of the bytes of the file, in hexadecimal; of a split model that of its parts' hashes.
 
     With `cache_dir` the answer is kept there for as long as path, size and modification time
     stay the same.
 
+    Args:
+        path: As `GGUFFile.open` takes it.
+        cache_dir: Where to keep answers.
+
     Raises:
-        ModelMissing: There is no readable file at `path`.
+        ModelMissing: There is no readable file at `path`, or a part of it is not there.
         StorageError: The cache folder cannot be read or written.
     """
-    path = Path(path)
+    hashes = [_file_hash(part, cache_dir) for part in find_parts(Path(path))]
+    if len(hashes) == 1:
+        return hashes[0]
+    return hashlib.sha256("\n".join(hashes).encode("ascii")).hexdigest()
+
+
+def _file_hash(path: Path, cache_dir: Path | None) -> str:
     try:
         with path.open("rb") as file:
             status = os.fstat(file.fileno())
@@ -188,3 +194,31 @@ def content_hash(path: Path | str, cache_dir: Path | None = None) -> str:
     if cached:
         write_checked(cached, digest.encode("ascii"))
     return digest
+
+
+def _mapped(path: Path) -> mmap.mmap:
+    try:
+        with path.open("rb") as file:
+            file_bytes = os.fstat(file.fileno()).st_size
+            if file_bytes == 0:
+                raise GGUFInvalid("magic", 0, f"{path.name} is empty")
+            # Private and writable, so that torch takes views of it without a copy; without
+            # a reservation, since nothing is ever written.
+            return mmap.mmap(
+                file.fileno(),
+                file_bytes,
+                flags=mmap.MAP_PRIVATE | _MAP_NORESERVE,
+                prot=mmap.PROT_READ | mmap.PROT_WRITE,
+            )
+    except OSError as error:
+        raise ModelMissing(f"{path} cannot be read: {error.strerror}") from error
+
+
+def _parsed(path: Path, mapping: mmap.mmap) -> Part:
+    try:
+        metadata, tensors = parse_header(mapping, len(mapping))
+    except GGUFInvalid as error:
+        raise GGUFInvalid(
+            error.field, error.offset_bytes, f"{error.reason}, in {path.name}"
+        ) from error
+    return Part(path, metadata, tensors)

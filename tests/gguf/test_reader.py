@@ -86,7 +86,9 @@ def test_blocks_outlive_the_file_object(small_file: Path) -> None:
 
 def test_a_format_without_a_kernel_is_refused_when_read(small: GGUFFile) -> None:
     assert small.tensors["ternary"].shape == (1, 256)
-    with pytest.raises(UnsupportedTensorType, match=r"'ternary' is stored as TQ1_0; ragflash reads F32, .*IQ4_XS"):
+    with pytest.raises(
+        UnsupportedTensorType, match=r"'ternary' is stored as TQ1_0; ragflash reads F32, .*IQ4_XS"
+    ):
         small.tensor_blocks("ternary")
 
 
@@ -112,12 +114,18 @@ def test_getters_check_the_type(small: GGUFFile) -> None:
         small.require_array("absent", int)
 
 
-@pytest.mark.parametrize("name", ["absent.gguf", "."])
-def test_a_path_without_a_file_is_a_missing_model(tmp_path: Path, name: str) -> None:
-    with pytest.raises(ModelMissing, match="cannot be read"):
-        GGUFFile.open(tmp_path / name)
-    with pytest.raises(ModelMissing, match="cannot be read"):
-        content_hash(tmp_path / name)
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("absent.gguf", "absent.gguf cannot be read: No such file"),
+        ("absent/tiny-00001-of-00002.gguf", "absent cannot be read: No such file"),
+        (".", "holds no GGUF file"),
+    ],
+)
+def test_a_path_without_a_file_is_a_missing_model(tmp_path: Path, name: str, message: str) -> None:
+    for read in (GGUFFile.open, content_hash):
+        with pytest.raises(ModelMissing, match=message):
+            read(tmp_path / name)
 
 
 def test_packaged_model_is_found_without_importing_it(packaged_model_path: Path) -> None:
