@@ -1,6 +1,7 @@
 """Cutting a document into chunks: ranges of its text, made from cut points, never searched for."""
 
 import re
+import unicodedata
 from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Iterator
 
@@ -10,6 +11,7 @@ from ragflash_ingest.sentences import each_sentence
 _PARAGRAPH = re.compile(r"\n[^\S\n]*\n\s*")
 _WORD = re.compile(r"(?<=\s)\S")
 _FEW_LETTERS = 40
+_SAMPLE_CHARS = 20_000  # tell how wide a document's characters are
 SECTION_SEPARATOR = " › "
 
 
@@ -26,7 +28,9 @@ def chunk(
     A chunk is `document.text[start:end]`, at most `max_chars` long, without white space or
     furniture at its edges; what is furniture but for a few words (an index) makes none. A
     section of less than a fifth of the target is joined with the next. Neighbours inside a
-    section share up to `overlap_chars`.
+    section share up to `overlap_chars`. Where the characters are wide (Unicode annex 11), as those
+    of Chinese, Japanese and Korean are, one says about as much as two others, so that all lengths
+    are divided by the mean width, 1 to 2.
 
     A long text takes minutes: `check` is called all the time, and what it raises ends the work.
 
@@ -35,7 +39,9 @@ def chunk(
     """
     if not 0 <= 2 * overlap_chars < target_chars <= max_chars:
         raise ValueError("lengths must obey 2 × overlap_chars < target_chars ≤ max_chars")
-    cutter = _Cutter(document, target_chars, max_chars, overlap_chars, check=check)
+    width = _mean_width(document.text)
+    lengths = [round(length / width) for length in (target_chars, max_chars, overlap_chars)]
+    cutter = _Cutter(document, *lengths, check=check)
     chunks: list[Chunk] = []
     covered = 0
     for raw_start, raw_end in cutter.ranges():
@@ -159,6 +165,14 @@ class _Cutter:
             return line + 1
         word = _WORD.search(self.text, earliest, end)
         return word.start() if word else end
+
+
+def _mean_width(text: str) -> float:
+    """Mean width of a text's characters, white space left out, in columns."""
+    step = max(1, len(text) // _SAMPLE_CHARS)
+    seen = [char for char in text[::step] if not char.isspace()]
+    wide = sum(not char.isascii() and unicodedata.east_asian_width(char) in "WF" for char in seen)
+    return 1 + wide / len(seen) if seen else 1.0
 
 
 def _letters(text: str) -> int:

@@ -14,8 +14,9 @@ from ragflash.cli.ask import EngineChoice, EngineOption
 from ragflash.cli.options import JsonOption, ModelOption
 from ragflash.cli.output import Output
 from ragflash.cli.parts import SCOPE, library_and_engine
+from ragflash.errors import SettingInvalid
 from ragflash.rag.records import DEFAULT_COLLECTION
-from ragflash.samples import sample_path
+from ragflash.samples import LANGUAGES, sample_path
 from ragflash.settings import load_settings
 
 
@@ -25,6 +26,9 @@ def evaluate(
         typer.Argument(help="Documents and a questions.jsonl; the built-in ones if left out."),
     ] = None,
     *,
+    languages: Annotated[
+        bool, typer.Option("--languages", help="Take the built-in set in other languages.")
+    ] = False,
     engine: EngineOption = EngineChoice.AUTO,
     limit: Annotated[int | None, typer.Option(min=1, help="Ask only the first questions.")] = None,
     model: ModelOption = None,
@@ -37,12 +41,16 @@ def evaluate(
     from ragflash.rag import evaluate as evaluation  # noqa: PLC0415  (loads the store)
     from ragflash.rag.answer import Answerer  # noqa: PLC0415  (same)
 
-    folder = folder or sample_path(evaluation.QUESTIONS_NAME).parent
     use_engine = engine is EngineChoice.AUTO
     with (
         Output(as_json=as_json) as output,
         tempfile.TemporaryDirectory(prefix="ragflash-eval-") as data_dir,
     ):
+        if folder is not None and languages:
+            raise SettingInvalid("--languages names a folder of its own: leave FOLDER out")
+        if folder is None:
+            built_in = sample_path(evaluation.QUESTIONS_NAME).parent
+            folder = built_in / LANGUAGES if languages else built_in
         settings = load_settings(data_dir=Path(data_dir), model=model)
         questions = evaluation.read_questions(folder)[:limit]
         with (
@@ -64,10 +72,8 @@ def evaluate(
             )
             info = EngineOut.of(client.info()).model_dump() if client else None
         metrics = evaluation.metrics(results)
-        table = Table("figure", "value", box=None)
-        for name, value in metrics.items():
-            table.add_row(name, f"{value:.4f}")
-        output.show(table)
+        by_language = evaluation.metrics_by_language(results)
+        output.show(_table({"all" if by_language else "value": metrics, **by_language}))
         output.result(
             {
                 **provenance(),
@@ -75,7 +81,15 @@ def evaluate(
                 "questions": len(questions),
                 "engine": info,
                 "metrics": metrics,
+                **({"languages": by_language} if by_language else {}),
                 **({} if use_engine else {"metrics_engine_none": metrics}),
                 "rows": evaluation.report_rows(results),
             }
         )
+
+
+def _table(columns: dict[str, dict[str, float]]) -> Table:
+    table = Table("figure", *columns, box=None)
+    for name in next(iter(columns.values())):
+        table.add_row(name, *(f"{values[name]:.4f}" for values in columns.values()))
+    return table

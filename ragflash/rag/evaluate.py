@@ -27,6 +27,7 @@ class EvalQuestion:
         document: File name in the folder.
         pages: Physical pages that hold the answer, from 1.
         quote: The passage that answers, where one does.
+        language: Code of the question's and the document's language, where a set has several.
     """
 
     document: str
@@ -34,6 +35,7 @@ class EvalQuestion:
     answerable: bool
     pages: tuple[int, ...]
     quote: str | None
+    language: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -144,11 +146,20 @@ def metrics(results: Sequence[EvalResult]) -> dict[str, float]:
     }
 
 
+def metrics_by_language(results: Sequence[EvalResult]) -> dict[str, dict[str, float]]:
+    """Sum results up language by language; empty for a set whose questions name none."""
+    languages = sorted({result.question.language or "" for result in results} - {""})
+    return {
+        language: metrics([r for r in results if r.question.language == language])
+        for language in languages
+    }
+
+
 def report_rows(results: Sequence[EvalResult]) -> list[dict[str, object]]:
     """Give the raw samples from which `metrics` can be computed again."""
     return [
         {
-            **asdict(result.question),
+            **{k: v for k, v in asdict(result.question).items() if (k, v) != ("language", None)},
             "answered": result.answer.answered,
             "answer": result.answer.answer,
             "citations": [
@@ -214,13 +225,15 @@ def _parse(line: str, number: int) -> EvalQuestion:
             raise InputError(f"{where}: {name!r} must be a {kind.__name__}")
     if not all(type(page) is int and page >= 1 for page in fields["pages"]):
         raise InputError(f"{where}: 'pages' must hold page numbers from 1")
-    quote = fields.get("quote")
-    if not isinstance(quote, str | None):
-        raise InputError(f"{where}: 'quote' must be a str or null")
+    quote, language = fields.get("quote"), fields.get("language")
+    for name, value in (("quote", quote), ("language", language)):
+        if not isinstance(value, str | None):
+            raise InputError(f"{where}: {name!r} must be a str or null")
     return EvalQuestion(
         document=fields["document"],
         question=fields["question"],
         answerable=fields["answerable"],
         pages=tuple(fields["pages"]),
         quote=quote or None,
+        language=language or None,
     )

@@ -2,10 +2,9 @@
 
 Weight: cosines of sentence, window and passage with the question; the share of the question's words
 that they hold; how well each of its words is met by one in the window (late interaction: Khattab
-and
-Zaharia, "ColBERT", SIGIR 2020); whether the kind of thing asked for is there; and, once the model
-has
-read the window, how much likelier the question has become. `docs/retrieval.md` tells how the
+and Zaharia, "ColBERT", SIGIR 2020); whether the kind of thing asked for is there; and, once the
+model has read the window, how much likelier the question has become. What comes of vectors counts
+as far as the embedding model can be trusted with the question. `docs/retrieval.md` tells how the
 constants were found and what they achieve.
 """
 
@@ -18,6 +17,7 @@ import numpy.typing as npt
 
 from ragflash.rag.answer_type import AnswerType, expected, holds, holds_words, names
 from ragflash.rag.embed import TokenVectors
+from ragflash.rag.language import DIGITS, asks_in_english
 from ragflash.rag.library import Library
 from ragflash.rag.quotes import is_quotable
 from ragflash.rag.records import DocumentRecord, Scope, SearchHit
@@ -36,6 +36,7 @@ _SENTENCE_WORDS, _PASSAGE_WORDS = 0.3, 0.3
 _WORDS_MET, _KIND, _GAIN = 0.5, 0.1, 0.3
 _KEEP_WITHIN = 0.3
 _MIN_WORST_WORD = 0.24
+_MIN_HELD = 0.2
 
 _UNASKED_WORDS = """
     a an the of to in on for and or is are was were be been do does did can could may might must
@@ -55,10 +56,12 @@ class Evidence:
         window_start: The sentence with its neighbours: what the model reads to judge it.
         passage_start: The retrieved chunk.
         weight: Before the model has read it.
-        worst_word: How well the question's least met word is met in the window, a cosine.
+        worst_word: How well the question's least met word is met in the window, a cosine; 1 when
+            that cannot be judged, since the question is not English.
         kind: Of thing asked for.
         is_kind: Whether the sentence holds one.
         has_names: Whether the passage, its heading or its document holds every name asked about.
+        held: Share of the question's words in the passage; 1 when vectors tell more.
         gain: How much likelier the question is after the window than without it, nats a token;
             `None` before the model has read it.
     """
@@ -76,6 +79,7 @@ class Evidence:
     kind: AnswerType
     is_kind: bool
     has_names: bool
+    held: float = 1.0
     gain: float | None = None
 
     @property
@@ -118,7 +122,7 @@ class _Candidate:
         """Passage, heading and document name, in lower case: where a name may stand."""
         chunk = self.hit.chunk
         text = normalise(f"{chunk.section or ''}\n{chunk.text}").text
-        return f"{self.record.name}\n{text}".lower()
+        return f"{self.record.name}\n{text}".lower().translate(DIGITS)
 
 
 def gather(
@@ -129,21 +133,24 @@ def gather(
     if not candidates:
         return []
     vectors = library.embed_texts([question, *(candidate.text for candidate in candidates)])
-    wanted = library.term_weights(question)
+    wanted, trust = library.term_weights(question), library.trust(question)
     weighed = [
-        replace(candidate, weight=_SENTENCE * float(cosine) + _passage_weight(candidate, wanted))
+        replace(
+            candidate,
+            weight=_SENTENCE * trust * float(cosine) + _passage_weight(candidate, wanted, trust),
+        )
         for candidate, cosine in zip(candidates, vectors[1:] @ vectors[0], strict=True)
     ]
     best = sorted(weighed, key=lambda candidate: -candidate.weight)[:WINDOWS]
     asked, *windows = library.embed_tokens([question, *(candidate.window for candidate in best)])
     asked_for = expected(question)
-    asked_names = names(question)
+    asked_names, in_english = names(question), asks_in_english(question)
     evidence: list[Evidence] = []
     for candidate, window in zip(best, windows, strict=True):
         met = _words_met(asked, window)
         is_kind = holds(asked_for, candidate.text)
-        weight = candidate.weight + _WINDOW * float(vectors[0] @ _mean(window.vectors))
-        weight += _WORDS_MET * float(met.mean())
+        near = _WINDOW * float(vectors[0] @ _mean(window.vectors)) + _WORDS_MET * float(met.mean())
+        weight = candidate.weight + trust * near
         if not is_kind and asked_for.kind is not AnswerType.REASON:  # may stand in a neighbour
             weight -= _KIND
         evidence.append(
@@ -157,10 +164,11 @@ def gather(
                 passage_start=candidate.hit.chunk.start,
                 passage_end=candidate.hit.chunk.end,
                 weight=weight,
-                worst_word=float(met.min()),
+                worst_word=float(met.min()) if in_english else 1.0,
                 kind=asked_for.kind,
                 is_kind=is_kind,
                 has_names=holds_words(candidate.surroundings, asked_names),
+                held=_coverage(wanted, candidate.hit.chunk.text) if trust < 1 else 1.0,
             )
         )
     return sorted(evidence, key=lambda item: -item.weight)
@@ -170,8 +178,9 @@ def select(evidence: Sequence[Evidence], limit: int) -> list[Evidence]:
     """Keep what supports an answer: at most `limit` sentences, best first, or none at all.
 
     There is no answer when the best sentence lacks the kind of thing asked for (a reason may stand
-    in any of them), when no passage holds the names asked about, or when every window leaves some
-    word of the question unmet. How close the texts are says little: questions that a document
+    in any of them), when no passage holds the names asked about, when every window leaves some
+    word of the question unmet, or, where vectors tell little, when no passage holds a fair share of
+    its words. How close the texts are says little: questions that a document
     nearly answers are the closest of all.
     """
     ranked = sorted(evidence, key=lambda item: -item.score)[:limit]
@@ -182,6 +191,8 @@ def select(evidence: Sequence[Evidence], limit: int) -> list[Evidence]:
         return []
     if max(item.worst_word for item in ranked) < _MIN_WORST_WORD:
         return []
+    if max(item.held for item in ranked) < _MIN_HELD:
+        return []
     return [item for item in ranked if item.score >= ranked[0].score - _KEEP_WITHIN]
 
 
@@ -190,10 +201,10 @@ def with_gain(evidence: Evidence, gain: float) -> Evidence:
     return replace(evidence, gain=gain)
 
 
-def _passage_weight(candidate: _Candidate, wanted: dict[int, float]) -> float:
+def _passage_weight(candidate: _Candidate, wanted: dict[int, float], trust: float) -> float:
     chunk = candidate.hit.chunk
     return (
-        _PASSAGE * (candidate.hit.dense_score or 0.0)
+        _PASSAGE * trust * (candidate.hit.dense_score or 0.0)
         + _SENTENCE_WORDS * _coverage(wanted, candidate.text)
         + _PASSAGE_WORDS * _coverage(wanted, chunk.text)
     )

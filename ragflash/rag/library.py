@@ -91,6 +91,7 @@ class Library:
         """Use `open`."""
         self._config = config
         self._embedder = embedder
+        self.trust = embedder.trust  # how far its vectors can be trusted with a text
         self._database = parts.database
         self._corpus = parts.corpus
         self._jobs = parts.jobs

@@ -1,7 +1,8 @@
 """Search: a dense and a sparse leg over the same passages, fused by rank.
 
 Reciprocal rank fusion after Cormack, Clarke and Buettcher (SIGIR 2009). A leg that finds nothing
-adds nothing, so a question that one leg is blind to is answered by the other alone.
+adds nothing, and the dense leg has as much say as its model can be trusted with the query, so a
+question that one leg is blind to is answered by the other.
 """
 
 from collections import defaultdict
@@ -64,7 +65,8 @@ class Retriever:
         if mode is not SearchMode.DENSE:
             weights = self._weigh(scope, query)
             sparse = _positive(self._index.query_sparse(weights, seen, leg_limit))
-        return self._collect(scope, self._codes(scope, query), dense, sparse)[:limit]
+        trust = self._embedder.trust(query) if dense and sparse else 1.0  # alone it has all say
+        return self._collect(scope, self._codes(scope, query), dense, sparse, trust)[:limit]
 
     def term_weights(self, text: str) -> dict[int, float]:
         """Terms of a text, stop words left out, weighed by how rare they are in the library.
@@ -94,8 +96,9 @@ class Retriever:
         codes: set[str],
         dense: Sequence[VectorHit],
         sparse: Sequence[VectorHit],
+        trust: float,
     ) -> list[SearchHit]:
-        scores = fuse([dense, sparse])
+        scores = fuse([(dense, trust), (sparse, 1.0)])
         dense_scores = {_key(hit): hit.score for hit in dense}
         sparse_scores = {_key(hit): hit.score for hit in sparse}
         rows = self._corpus.find_chunks(scope, scores)
@@ -113,12 +116,17 @@ class Retriever:
         return _raise_exact(sorted(hits, key=_order))
 
 
-def fuse(legs: Sequence[Sequence[VectorHit]]) -> dict[_Key, float]:
-    """Reciprocal rank fusion: each leg adds 1 / (60 + rank) to what it found."""
+def fuse(legs: Sequence[tuple[Sequence[VectorHit], float]]) -> dict[_Key, float]:
+    """Reciprocal rank fusion: each leg adds its weight / (60 + rank) to what it found.
+
+    A leg without weight finds nothing.
+    """
     scores: defaultdict[_Key, float] = defaultdict(float)
-    for leg in legs:
+    for leg, weight in legs:
+        if not weight:
+            continue
         for rank, hit in enumerate(leg, 1):
-            scores[_key(hit)] += 1 / (RRF_K + rank)
+            scores[_key(hit)] += weight / (RRF_K + rank)
     return dict(scores)
 
 

@@ -15,8 +15,11 @@ _CYRILLIC = (
     *("ов", "ев", "ом", "ем", "ам", "ям", "ым", "им", "ых", "их", "ия", "ью"),
     *("а", "я", "о", "е", "ы", "и", "у", "ю", "ь"),
 )
-# Arabic article, also after the particles that are written together with it.
-_ARABIC_ARTICLES = ("وال", "بال", "كال", "فال", "لل", "ال")
+# Arabic article, also after the particles that are written together with it, and Persian mi-.
+_ARABIC_BEFORE = ("وال", "بال", "كال", "فال", "نمي", "لل", "ال", "مي")
+# Light stemming after Larkey, Ballesteros and Connell, "Improving stemming for Arabic information
+# retrieval" (SIGIR 2002), and the Persian plural and comparative; letters are folded (ی is ي).
+_ARABIC_AFTER = ("هايي", "هاي", "ترين", "ها", "تر", "ان", "ات", "ون", "ين", "يه", "ه", "ي")
 
 _MIN_ROOT = 3
 _MIN_LONG_ROOT = 4
@@ -29,7 +32,7 @@ def stem(word: str) -> str:
     first = word[0]
     if "а" <= first <= "я":
         return _without_ending(word, _CYRILLIC)
-    if "\u0621" <= first <= "\u064a":
+    if "\u0621" <= first <= "\u06d3":
         return _arabic(word)
     return _latin(word) if first.isascii() else word
 
@@ -49,10 +52,11 @@ def _latin(word: str) -> str:
 
 
 def _arabic(word: str) -> str:
-    for article in _ARABIC_ARTICLES:
-        if word.startswith(article) and len(word) - len(article) >= _MIN_ROOT:
-            return word[len(article) :]
-    return word
+    for before in _ARABIC_BEFORE:
+        if word.startswith(before) and len(word) - len(before) >= _MIN_ROOT:
+            word = word[len(before) :]
+            break
+    return _without_ending(word, _ARABIC_AFTER)
 
 
 def _without_ending(word: str, endings: tuple[str, ...]) -> str:

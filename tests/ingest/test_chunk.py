@@ -70,6 +70,14 @@ def test_cuts_prefer_paragraphs_then_sentences_then_words():
     assert all(set(piece.text.split()) == {"word"} for piece in chunk(document(words)))
 
 
+def test_chunks_of_wide_characters_are_half_as_long():
+    narrow = chunk(document("Ein Satz von etwa vierzig Zeichen Länge. " * 80))
+    wide = chunk(document("これは四十字ほどの長さの文であり、区切りの空白は一つもない。" * 80))
+    assert 900 < len(narrow[0].text) <= 1100
+    assert 450 < len(wide[0].text) <= 550
+    assert all(piece.text.endswith("。") for piece in wide)
+
+
 def test_pages_of_a_chunk():
     pages = (DocumentPage(1, "iii", 0, 10), DocumentPage(2, "iv", 11, 21))
     (piece,) = chunk(document("First page\nand a next", pages=pages))

@@ -2,7 +2,7 @@
 
 import pytest
 
-from ragflash.rag.answer_type import AnswerType, expected, holds, names
+from ragflash.rag.answer_type import AnswerType, expected, holds, holds_words, names
 
 
 @pytest.mark.parametrize(
@@ -99,3 +99,53 @@ def test_a_limit_must_be_spoken_of():
     asked = expected("How many pumps may it have at most?")
     assert holds(asked, "It must not have more than 3 pumps.")
     assert not holds(asked, "It has 3 pumps.")
+
+
+@pytest.mark.parametrize(
+    "question",
+    [
+        "Was ist das Maximum an Paketen?",
+        "Will man mehr als das Minimum?",
+        "Quel est le nombre maximum de paquets ?",
+        "1 時間に何回まで送れますか。",
+        "最多可以有多少个软件包？",
+        "حداکثر چند بسته وجود دارد؟",
+    ],
+)
+def test_a_question_in_another_language_asks_for_anything(question):
+    assert expected(question).kind is AnswerType.ANY
+    assert holds(expected(question), "Anything.")
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "Aufzeichnungen des Amtes werden vierzehn Tage lang im Keller verwahrt.",
+        "記録は十四日間保管される。",
+        "سوابق به مدت چهارده روز نگهداری می‌شود.",
+    ],
+)
+def test_a_text_in_another_language_is_not_judged_by_english_words(text):
+    assert holds(expected("How many days are records kept?"), text)
+
+
+@pytest.mark.parametrize(
+    ("question", "named"),
+    [
+        ("Wofür ist die Datei apt_2.conf auf dem Rechner Nordsee?", {"apt_2"}),
+        ("Wie viel RAM braucht der Rechner?", {"ram"}),
+        ("dpkg とは何ですか。", {"dpkg"}),
+        ("第4章の apt-get は?", {"apt-get"}),
+        ("Installed-Size 字段是什么意思？", {"installed-size"}),
+        ("شماره pid فرآیند ۴۳۷۴ چیست؟", {"pid"}),
+        ("Was bedeutet α?", set()),
+    ],
+)
+def test_names_in_other_languages_are_codes(question, named):
+    assert names(question) == named
+
+
+def test_a_name_ends_where_another_script_begins():
+    assert holds_words("dpkgは道具である", frozenset({"dpkg"}))
+    assert not holds_words("libdpkgは道具である", frozenset({"dpkg"}))
+    assert not holds_words("dpkgé", frozenset({"dpkg"}))

@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+from dataclasses import replace
 
 import pytest
 
@@ -74,6 +75,7 @@ def test_line_separators_inside_a_string_do_not_end_a_line(folder):
         ({**GOOD, "pages": [0]}, "pages"),
         ({**GOOD, "pages": [1.5]}, "pages"),
         ({**GOOD, "quote": 7}, "quote"),
+        ({**GOOD, "language": 7}, "language"),
         ({key: value for key, value in GOOD.items() if key != "pages"}, "pages"),
     ],
 )
@@ -305,3 +307,21 @@ def test_an_unanswerable_question_needs_no_pages(tmp_path, pages):
     (folder / "a.txt").write_text("Nothing.")
     (folder / "questions.jsonl").write_text(json.dumps(fields))
     assert read_questions(folder)[0].pages == ()
+
+
+def test_languages_are_summed_up_apart():
+    def in_language(language, *others):
+        return replace(result(*others), question=question(language=language))
+
+    results = [in_language("ja", True, 1, 1, 1), in_language("de", True, 0, 0, 0)]
+    assert metrics(results)["citation_page_recall"] == 0.5
+    by_language = evaluate.metrics_by_language(results)
+    assert list(by_language) == ["de", "ja"]
+    assert [found["citation_page_recall"] for found in by_language.values()] == [0.0, 1.0]
+    assert [row["language"] for row in report_rows(results)] == ["ja", "de"]
+
+
+def test_a_set_in_one_language_names_none():
+    results = [result(True, 1, 1, 1)]
+    assert evaluate.metrics_by_language(results) == {}
+    assert "language" not in report_rows(results)[0]

@@ -33,6 +33,7 @@ class Shelf:
             id_: whole(text) if isinstance(text, str) else text for id_, text in texts.items()
         }
         self._embedder = HashEmbedder(dim=512)
+        self.trusted = 1.0
 
     def get(self, scope, document_id):
         if document_id not in self.documents or "mine" not in scope:
@@ -63,6 +64,9 @@ class Shelf:
     def embed_tokens(self, texts):
         return self._embedder.encode_tokens(texts)
 
+    def trust(self, text):
+        return self.trusted
+
     def term_weights(self, text):
         return query_weights(text)
 
@@ -89,11 +93,12 @@ def weighed(
     kind: AnswerType = AnswerType.ANY,
     is_kind: bool = True,
     has_names: bool = True,
+    held: float = 1.0,
     at: int = 0,
 ) -> Evidence:
     document = whole("x" * 100)
     place = (None, document, at, at + 1, at, at + 1, 0, 100)
-    return Evidence(*place, score, worst, kind, is_kind, has_names)
+    return Evidence(*place, score, worst, kind, is_kind, has_names, held)
 
 
 def test_the_sentence_with_the_words_of_the_question_is_first():
@@ -217,8 +222,8 @@ def test_a_sentence_without_the_kind_of_answer_weighs_less():
 
 def test_the_worst_word_is_one_that_the_window_lacks():
     shelf = Shelf(a="The pump has a warranty of two years.")
-    (met,) = shelf.gather("pump warranty")
-    (unmet,) = shelf.gather("pump submarine")
+    (met,) = shelf.gather("the pump warranty")
+    (unmet,) = shelf.gather("the pump submarine")
     assert met.worst_word == pytest.approx(1.0, abs=1e-5)
     assert unmet.worst_word < 0.25
 
@@ -226,7 +231,7 @@ def test_the_worst_word_is_one_that_the_window_lacks():
 def test_words_that_ask_are_not_looked_for():
     shelf = Shelf(a="The pump has a warranty.\nIt is a good pump.")
     worst = {item.worst_word for item in shelf.gather("does the pump have which warranty")}
-    alone = {item.worst_word for item in shelf.gather("pump have warranty")}
+    alone = {item.worst_word for item in shelf.gather("the pump have warranty")}
     assert worst == alone
 
 
@@ -269,11 +274,34 @@ def test_names_may_stand_in_the_passage_or_its_heading():
     assert not any(item.has_names for item in found)
     found = Shelf(a=text).gather("Wie lange hält die Pumpe?")
     assert all(item.has_names for item in found)
+    assert any(item.has_names for item in Shelf(a="番号は۴۳۷۴番であるとする。").gather("番号 4374"))
 
 
 def test_nothing_is_kept_when_every_window_leaves_a_word_unmet():
     assert select([weighed(2.0, worst=0.05), weighed(1.9, worst=0.1)], 3) == []
     assert len(select([weighed(2.0, worst=0.05), weighed(1.9, worst=0.9)], 3)) == 2
+
+
+def test_nothing_is_kept_when_no_passage_holds_a_share_of_the_words():
+    assert select([weighed(2.0, held=0.1), weighed(1.9, held=0.0)], 3) == []
+    assert len(select([weighed(2.0, held=0.1), weighed(1.9, held=0.3)], 3)) == 2
+
+
+def test_words_alone_are_weighed_where_vectors_are_not_trusted():
+    shelf = Shelf(a="保証期間は二年間であります。\n部品はすべて鋼鉄で作られている。")
+    shelf.trusted = 0.0
+    found = shelf.gather("保証期間")
+    assert "保証期間" in found[0].text
+    assert [item.weight for item in found] == pytest.approx([0.6, 0.3])
+    assert found[0].held == pytest.approx(1.0)
+    assert found[0].worst_word == 1.0
+    assert all(item.held < 0.2 for item in shelf.gather("東京都の人口"))
+
+
+def test_what_only_vectors_tell_is_kept_where_they_are_trusted():
+    shelf = Shelf(a="The pump has a warranty of two years.")
+    (item,) = shelf.gather("Wie lange hält das U-Boot?")
+    assert (item.held, item.worst_word, item.is_kind) == (1.0, 1.0, True)
 
 
 def test_only_the_best_windows_can_meet_a_word():

@@ -71,6 +71,32 @@ def test_a_blind_leg_has_no_weight(shelf, monkeypatch):
     assert (hit.score, hit.dense_score) == (pytest.approx(1 / 61), None)
 
 
+def test_a_leg_that_cannot_read_the_query_has_no_say(shelf, monkeypatch):
+    for number in range(3):
+        shelf.add(f"Nothing of that kind is here {number}.", f"{number}.txt")
+    right = shelf.add("The warranty lasts two years.")
+    index = shelf.library._retriever._index
+    query_dense = index.query_dense
+
+    def worst_first(vector, scope, limit):
+        return sorted(query_dense(vector, scope, limit), key=lambda hit: hit.document_id == right)
+
+    monkeypatch.setattr(index, "query_dense", worst_first)
+    for trust, found in ((0.0, 1), (0.5, 4)):
+        monkeypatch.setattr(shelf.embedder, "trust", lambda text, trust=trust: trust)
+        hits = shelf.search("warranty here nothing that kind of" if trust else "warranty")
+        assert len(hits) == found
+    monkeypatch.setattr(shelf.embedder, "trust", lambda text: 0.0)
+    assert shelf.search("warranty")[0].chunk.document_id == right
+
+
+def test_the_only_leg_that_finds_anything_is_heard_whatever_its_trust(shelf, monkeypatch):
+    shelf.add("The warranty lasts two years.")
+    monkeypatch.setattr(shelf.embedder, "trust", lambda text: 0.0)
+    (hit,) = shelf.search("warranty", mode=SearchMode.DENSE)
+    assert hit.score == pytest.approx(1 / 61)
+
+
 def test_what_matches_nothing_is_not_returned(shelf):
     shelf.add("The warranty lasts two years.")
     assert shelf.search("zebra", mode=SearchMode.SPARSE) == []
@@ -128,4 +154,7 @@ def test_a_blank_query_is_refused(shelf, query):
 def test_fusion_adds_reciprocal_ranks():
     first = [VectorHit("a", 0, 9.0), VectorHit("b", 0, 8.0)]
     second = [VectorHit("b", 0, 0.5)]
-    assert fuse([first, second, []]) == {("a", 0): 1 / 61, ("b", 0): 1 / 62 + 1 / 61}
+    assert fuse([(first, 1.0), (second, 1.0), ([], 1.0)]) == {
+        ("a", 0): 1 / 61,
+        ("b", 0): 1 / 62 + 1 / 61,
+    }

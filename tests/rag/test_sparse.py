@@ -95,6 +95,47 @@ def test_keeps_versions_apart():
 
 
 @pytest.mark.parametrize(
+    ("asked", "written"),
+    [
+        ("鍵", "事務所の鍵を返す。"),  # a word of one character
+        ("使う", "新しい機械を使って書く。"),  # the root of a verb
+        ("Aenderung", "Jede Änderung wird vermerkt."),
+        ("Änderung", "Jede Aenderung wird vermerkt."),
+        ("Groesse", "Die Größe der Datei."),
+        ("Paketverwaltung", "Das Paketverwaltungssystem lehnt es ab."),
+        ("System", "Das Paketverwaltungssystem lehnt es ab."),
+        ("verwaltung", "Die Debian-Paketverwaltung lehnt es ab."),
+        ("كتاب", "کتاب‌ها در قفسه هستند"),  # an Arabic keyboard's kaf
+        ("برنامه ها", "برنامه‌ها"),
+        ("برنامههای", "برنامه"),
+        ("مكتبات", "المكتبة"),
+        ("خانۀ", "خانه"),
+        ("ٱلكتاب", "كتاب"),
+        ("شماره 4374", "شماره ۴۳۷۴"),
+    ],
+)
+def test_finds_what_is_written_in_another_way(asked, written):
+    assert score(asked, written) > 0
+
+
+def test_the_parts_of_a_noun_are_found_and_not_sought():
+    assert score("Paketverwaltung", "Paketverwaltungssystem") > 0
+    assert len(query_weights("Paketverwaltungssystem")) <= 2
+    assert document_vector("Paketverwaltung").keys() >= query_weights("Paket").keys()
+
+
+def test_the_parts_of_a_noun_make_no_text_longer():
+    toner = next(iter(query_weights("toner")))
+    short, long = "toner und Systeme", "toner und Paketverwaltungssysteme"
+    assert document_vector(short)[toner] == document_vector(long)[toner]
+
+
+def test_grammar_in_kana_weighs_less_than_words():
+    weights = {term.text: term.weight for term in analyse("漢字です")}
+    assert weights["漢字"] > weights["です"]
+
+
+@pytest.mark.parametrize(
     ("one", "other"),
     [
         ("printers", "printer"),
