@@ -144,6 +144,9 @@ class _World:
     def encode_query(self, text: str) -> Vectors:
         return self.vectors[text]
 
+    def trust(self, text: str) -> float:
+        return 1.0
+
     def encode_documents(
         self, texts: Sequence[str], progress: Callable[[int], None] | None = None
     ) -> Vectors:
