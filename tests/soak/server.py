@@ -26,9 +26,6 @@ class Embedder:
             progress(len(texts))
         return rows
 
-    def trust(self, text):
-        return 1.0
-
     def encode_query(self, text):
         row = np.full(DIM, 1e-3, np.float32)
         for word in re.findall(r"\w+", text.lower()):
