@@ -12,7 +12,10 @@ _EDGE_LINES = 2
 _LEAST_PAGES = 3
 _LONGEST = 120
 _END_NUMBER = re.compile(r"^(?:\d+|[ivxlcdm]+)(?=\s|$)|(?:(?<=\s)|^)(?:\d+|[ivxlcdm]+)$")
-_LEADERS = re.compile(r"^.*(?:[.·…] ?){4,} *[\divxlcdm-]{0,7}[ \t]*$", re.MULTILINE)
+# From where dots begin, so that a long row of them is looked at once.
+_LEADERS = re.compile(
+    r"[.·…](?<![.·…].)(?<![.·…] .) ?(?:[.·…] ?){3,}+ *[\divxlcdm-]{0,7}[ \t]*$", re.MULTILINE
+)
 _PRINTED = re.compile(r"^(\d{1,5})\b|\b(\d{1,5})$")
 
 Range = tuple[int, int]
@@ -54,7 +57,9 @@ def find_furniture(text: str, pages: Sequence[DocumentPage]) -> Furniture:
         for sides in edges.values()
         for shape in {_shape(text[start:end]) for side in sides for start, end in side}
     )
-    found = {match.span() for match in _LEADERS.finditer(text)}
+    found = {
+        (text.rfind("\n", 0, match.start()) + 1, match.end()) for match in _LEADERS.finditer(text)
+    }
     for page in pages:
         for side in edges[page.number]:
             for start, end in side:
@@ -64,14 +69,18 @@ def find_furniture(text: str, pages: Sequence[DocumentPage]) -> Furniture:
                 if not (numbered or repeated or (start, end) in found):
                     break
                 found.add((start, end))
-    if sum(len(text[start:end].strip()) for start, end in found) >= len("".join(text.split())):
-        found = set()
+    ranges = tuple(sorted(found))
+    gaps = zip(
+        (0, *(end for _, end in ranges)), (*(start for start, _ in ranges), len(text)), strict=True
+    )
+    if not any(text[start:end].strip() for start, end in gaps):
+        ranges = ()
     labels = {
         number: str(number - shift)
         for number, printed in shown.items()
         if shift is not None and number - shift in printed
     }
-    return Furniture(tuple(sorted(found)), labels)
+    return Furniture(ranges, labels)
 
 
 def _edges(text: str, page: DocumentPage) -> tuple[list[Range], list[Range]]:

@@ -102,14 +102,19 @@ def read_page(page: pdfium.PdfPage) -> PageText:
         sizes = _font_sizes(handle, chars, origins)
     finally:
         textpage.close()
-    boxes = _to_shown(rects, page).take(origins, axis=0, mode="wrap")
-    boxes[(origins < 0) | ~(boxes[:, 2] > boxes[:, 0])] = np.nan
-    text, boxes = _mark_paragraphs(chars, boxes, sizes)
+    sides = _to_shown(rects, page)
+    chars, origins = _mark_paragraphs(chars, origins, sides, sizes)
+    text = chars.astype("<u4").tobytes().decode("utf-32-le", "replace")
     first = len(text) - len(text.lstrip())
     last = len(text.rstrip())
+    boxes = np.where(
+        _placed(origins, sides)[first:last],
+        sides.take(origins[first:last], axis=1, mode="wrap"),
+        np.float32(np.nan),
+    )
     width, height = page.get_size()
     has_objects = pdfium_c.FPDFPage_CountObjects(page) > 0
-    return PageText(text[first:last], boxes[first:last], width, height, has_objects)
+    return PageText(text[first:last], boxes.T, width, height, has_objects)
 
 
 def _codes(handle: Handle, count: int) -> Codes:
@@ -118,8 +123,8 @@ def _codes(handle: Handle, count: int) -> Codes:
     written = _get_text(handle, 0, count, ctypes.c_void_p(buffer.ctypes.data))
     if written == count + 1:
         codes = buffer[:count].astype(np.uint32)
-        marks = np.flatnonzero(codes == 0xFFFE)  # a line-end hyphen, or a NUL
-        codes[marks] = [_get_unicode(handle, at) for at in marks.tolist()]
+        for at in np.flatnonzero(codes == 0xFFFE).tolist():  # a line-end hyphen, or a NUL
+            codes[at] = _get_unicode(handle, at)
         return codes
     # Characters without a code are left out there, which shifts the others.
     return np.fromiter(map(_get_unicode, repeat(handle), range(count)), np.uint32, count)
@@ -151,7 +156,11 @@ def _decode(codes: Codes) -> tuple[Codes, Indices]:
 
 
 def _to_shown(rects: Boxes, page: pdfium.PdfPage) -> Boxes:
-    """Boxes from the page's space (origin bottom left) to the page as shown, turned by /Rotate."""
+    """Boxes from the page's space (origin bottom left) to the page as shown, turned by /Rotate.
+
+    Returns:
+        float32 [4, characters]: x0, y0, x1, y1.
+    """
     left, bottom, right, top = page.get_bbox()
     x0, y0 = rects[:, 0] - left, top - rects[:, 1]
     x1, y1 = rects[:, 2] - left, top - rects[:, 3]
@@ -165,7 +174,7 @@ def _to_shown(rects: Boxes, page: pdfium.PdfPage) -> Boxes:
             sides = (y0, width - x1, y1, width - x0)
         case _:
             sides = (x0, y0, x1, y1)
-    return np.stack(sides, axis=1)
+    return np.stack(sides)
 
 
 def _font_sizes(handle: Handle, chars: Codes, origins: Indices) -> npt.NDArray[np.float64]:
@@ -175,19 +184,19 @@ def _font_sizes(handle: Handle, chars: Codes, origins: Indices) -> npt.NDArray[n
     return np.array([_get_font_size(handle, at) if at >= 0 else 0.0 for at in middles])
 
 
+def _placed(origins: Indices, sides: Boxes) -> npt.NDArray[np.bool_]:
+    """Whether each character has a box."""
+    return np.append(sides[2] > sides[0], False).take(origins)
+
+
 def _mark_paragraphs(
-    chars: Codes, boxes: Boxes, font_sizes: npt.NDArray[np.float64]
-) -> tuple[str, Boxes]:
+    chars: Codes, origins: Indices, sides: Boxes, font_sizes: npt.NDArray[np.float64]
+) -> tuple[Codes, Indices]:
     """Double the line breaks that end a paragraph."""
-    text = chars.astype("<u4").tobytes().decode("utf-32-le", "replace")
     breaks = np.flatnonzero(chars == _LINE_FEED)
-    ends = _paragraph_ends(_measure_lines(chars, boxes, font_sizes))
+    ends = _paragraph_ends(_measure_lines(chars, origins, sides, font_sizes))
     doubled = breaks[ends & (chars[breaks - 1] != ord("-"))] + 1
-    if not len(doubled):
-        return text, boxes
-    bounds = doubled.tolist()
-    pieces = [text[start:end] for start, end in zip([0, *bounds], [*bounds, None], strict=True)]
-    return "\n".join(pieces), np.insert(boxes, doubled, np.float32(np.nan), axis=0)
+    return np.insert(chars, doubled, _LINE_FEED), np.insert(origins, doubled, -1)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -203,8 +212,10 @@ class _Lines:
     font_size: npt.NDArray[np.float64]
 
 
-def _measure_lines(chars: Codes, boxes: Boxes, font_sizes: npt.NDArray[np.float64]) -> _Lines:
-    placed = np.flatnonzero(~np.isnan(boxes[:, 0]))
+def _measure_lines(
+    chars: Codes, origins: Indices, sides: Boxes, font_sizes: npt.NDArray[np.float64]
+) -> _Lines:
+    placed = np.flatnonzero(_placed(origins, sides))
     numbers = np.cumsum(chars == _LINE_FEED)[placed]
     counts = np.bincount(numbers, minlength=len(font_sizes))
     filled = np.flatnonzero(counts)
@@ -212,10 +223,11 @@ def _measure_lines(chars: Codes, boxes: Boxes, font_sizes: npt.NDArray[np.float6
     middles = starts + counts[filled] // 2
     left, top, height = np.full((3, len(font_sizes)), np.nan)
     if len(filled):
-        x0, y0, _, y1 = boxes[placed].T
+        x0, y0, _, y1 = sides.take(origins[placed], axis=1)
+        heights = y1 - y0
         left[filled] = np.minimum.reduceat(x0, starts)
-        top[filled] = y0[np.lexsort((y0, numbers))][middles]
-        height[filled] = (y1 - y0)[np.lexsort((y1 - y0, numbers))][middles]
+        top[filled] = y0[np.lexsort((y0, numbers))[middles]]
+        height[filled] = heights[np.lexsort((heights, numbers))[middles]]
     return _Lines(left, top, height, font_sizes)
 
 
