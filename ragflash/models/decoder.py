@@ -82,7 +82,7 @@ class Decoder(Model):
     def forward(self, batch: ForwardBatch, pages: PagePool) -> torch.Tensor:
         """See `Model`."""
         step = self.step(batch, pages)
-        return self.logits(self.hidden(step)[step.logit_rows()])
+        return self.logits(self.final_hidden(step, step.logit_rows()))
 
     @torch.no_grad()
     def step(self, batch: ForwardBatch, pages: PagePool) -> Step:
@@ -90,20 +90,23 @@ class Decoder(Model):
         positions = batch.positions[:, None].float()
         return Step(batch, pages, tuple(_angles(positions, f) for f in self.parts.frequencies))
 
-    @torch.no_grad()
-    def hidden(self, step: Step) -> torch.Tensor:
-        """Return what the last block makes of every row, `[N, H]`, before the last norm."""
+    def embed(self, step: Step) -> tuple[torch.Tensor, Step]:
+        """Return the rows' token vectors `[N, H]`, and the step with what blocks need of them."""
         x = self.parts.embedding(step.batch.token_ids)
-        if self.parts.embedding_scale != 1.0:
-            x = x * self.parts.embedding_scale
-        for block in self.parts.blocks:
-            x = block(x, step)
-        return x
+        return (x if self.parts.embedding_scale == 1.0 else x * self.parts.embedding_scale), step
 
     @torch.no_grad()
-    def logits(self, hidden: torch.Tensor) -> torch.Tensor:
-        """Return float32 logits `[R, V]` of rows of `hidden`."""
-        logits = self.parts.head(self.parts.norm(hidden)).float()
+    def final_hidden(self, step: Step, wanted: torch.Tensor | None = None) -> torch.Tensor:
+        """Run all blocks; return the wanted rows, or all, after the last norm, `[R, H]`."""
+        x, step = self.embed(step)
+        for block in self.parts.blocks:
+            x = block(x, step)
+        return self.parts.norm(x if wanted is None else x[wanted])
+
+    @torch.no_grad()
+    def logits(self, final_hidden: torch.Tensor) -> torch.Tensor:
+        """Return float32 logits `[R, V]` of rows that `final_hidden` returned."""
+        logits = self.parts.head(final_hidden).float()
         cap = self.parts.soft_cap
         return logits if cap is None else torch.tanh(logits / cap) * cap
 

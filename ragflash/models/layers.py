@@ -10,6 +10,7 @@ from torch.nn import functional
 from ragflash.kvcache.pages import PagePool
 from ragflash.models.contract import ForwardBatch, SequenceRows
 from ragflash.models.linear import Linear
+from ragflash.models.recurrent import SlotStates
 from ragflash_kernels.paged_attention import paged_attention
 from ragflash_kernels.rms_norm import rms_norm
 from ragflash_kernels.rope import rope
@@ -27,11 +28,16 @@ class Step:
         batch: Its rows.
         pages: Keys and values.
         angles: Of the rows' positions, one entry for each set of frequencies of the model.
+        states: Of the sequences' slots; `None` when the model has none.
+        layer_inputs: What token ids give to each layer directly, `[N, layers, P]`; `None` when
+            the model has none.
     """
 
     batch: ForwardBatch
     pages: PagePool
     angles: tuple[Angles, ...]
+    states: SlotStates | None = None
+    layer_inputs: torch.Tensor | None = None
 
     def sequences(self) -> Iterator[tuple[SequenceRows, slice]]:
         """Each sequence and where its rows stand in the batch."""
@@ -73,8 +79,16 @@ class PagedKV:
 
     def attend(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, step: Step) -> torch.Tensor:
         """Store K and V `[N, Hkv, D]` of every row; return the mixtures `[N, Hq · D]` for `q`."""
+        self.store(k, v, step)
+        return self.read(q, step)
+
+    def store(self, k: torch.Tensor, v: torch.Tensor, step: Step) -> None:
+        """Write K and V `[N, Hkv, D]` of every row."""
         for rows, at in step.sequences():
             step.pages.write(self.layer, rows.pages, rows.committed, k[at], v[at])
+
+    def read(self, q: torch.Tensor, step: Step) -> torch.Tensor:
+        """Return the mixtures `[N, Hq · D]` for `q` `[N, Hq, D]` of what is stored."""
         mixed = paged_attention(
             q,
             step.pages.keys(self.layer),
@@ -146,7 +160,7 @@ class GatedFFN:
     def __call__(self, h: torch.Tensor) -> torch.Tensor:
         """Map `[N, H]` to `[N, H]`."""
         gate, up = self.gate_up(h).chunk(2, dim=-1)
-        return self.down(self.activation(gate) * up)
+        return self.down(self.activation(gate).mul_(up))
 
 
 @dataclass(frozen=True, slots=True)
@@ -162,3 +176,32 @@ class Block:
         """See `Mixer`."""
         x = x + self.mixer(self.mixer_norm(x), step)
         return x + self.ffn(self.ffn_norm(x))
+
+
+@dataclass(frozen=True, slots=True)
+class SandwichBlock:
+    """A layer that also normalises what mixer and feed-forward part give.
+
+    Attributes:
+        mixer_norm: Before the mixer.
+        mixer: Of rows with each other.
+        mixer_post_norm: After it.
+        ffn_norm: Before the feed-forward part.
+        ffn: Of each row alone.
+        ffn_post_norm: After it.
+        scale: Factor of the layer's output.
+    """
+
+    mixer_norm: Norm
+    mixer: Mixer
+    mixer_post_norm: Norm
+    ffn_norm: Norm
+    ffn: Callable[[torch.Tensor], torch.Tensor]
+    ffn_post_norm: Norm
+    scale: float = 1.0
+
+    def __call__(self, x: torch.Tensor, step: Step) -> torch.Tensor:
+        """See `Mixer`."""
+        x = x + self.mixer_post_norm(self.mixer(self.mixer_norm(x), step))
+        x = x + self.ffn_post_norm(self.ffn(self.ffn_norm(x)))
+        return x if self.scale == 1.0 else x * self.scale

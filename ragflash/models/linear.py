@@ -4,6 +4,8 @@ from typing import Protocol
 
 import torch
 
+from ragflash_kernels.dequant import dequantize
+
 
 class Linear(Protocol):
     """`y = x · W + b`; several matrices of a file may stand side by side in one."""
@@ -39,3 +41,23 @@ class Embedding:
     def __call__(self, token_ids: torch.Tensor) -> torch.Tensor:
         """Return the vectors `[N, H]` of token ids `[N]`."""
         return self.weight[:, token_ids].t().contiguous()
+
+
+class PackedEmbedding:
+    """A table of token vectors as the file stores it; rows are unpacked when they are wanted.
+
+    Args:
+        blocks: `[V, row bytes]`.
+        block_format: Of the blocks.
+        dtype: Of the vectors that are returned.
+    """
+
+    def __init__(self, blocks: torch.Tensor, block_format: str, dtype: torch.dtype) -> None:
+        self._blocks = blocks
+        self._block_format = block_format
+        self._dtype = dtype
+
+    def __call__(self, token_ids: torch.Tensor) -> torch.Tensor:
+        """Return the vectors `[N, H]` of token ids `[N]`."""
+        blocks = self._blocks[token_ids]
+        return dequantize(blocks, block_format=self._block_format, dtype=self._dtype)

@@ -11,9 +11,13 @@ from ragflash.gguf.reader import GGUFFile
 from ragflash.models.contract import Model
 
 ARCHITECTURES = {
+    "gemma3": "ragflash.models.gemma3:Gemma3",
+    "gemma4": "ragflash.models.gemma4:Gemma4",
     "llama": "ragflash.models.llama:Llama",
     "qwen2": "ragflash.models.qwen2:Qwen2",
     "qwen3": "ragflash.models.qwen3:Qwen3",
+    "qwen35": "ragflash.models.qwen35:Qwen35",
+    "qwen35moe": "ragflash.models.qwen35moe:Qwen35Moe",
 }
 
 ComputeDtype = Literal["auto", "float32", "bfloat16"]

@@ -8,7 +8,8 @@ import torch
 from ragflash.errors import ModelError, TensorMissing
 from ragflash.gguf.reader import GGUFFile
 from ragflash.models.layers import Activation, GatedFFN, Norm, silu
-from ragflash.models.linear import DenseLinear, Embedding, Linear
+from ragflash.models.linear import DenseLinear, Embedding, Linear, PackedEmbedding
+from ragflash.models.moe import ExpertMatrices
 from ragflash_kernels.dequant import dequantize
 
 
@@ -24,6 +25,12 @@ class WeightReader:
     def has(self, name: str) -> bool:
         """Whether the file holds a tensor."""
         return name in self._file.tensors
+
+    def rows(self, name: str) -> int:
+        """Return the rows of a matrix; raises `TensorMissing` when the file lacks it."""
+        if not self.has(name):
+            raise TensorMissing(f"{self._file.path.name} has no tensor {name!r}")
+        return self._file.tensors[name].shape[0]
 
     def vector(self, name: str, size: int) -> torch.Tensor:
         """Return float32 `[size]`; norms and the like are never rounded to the compute dtype."""
@@ -89,9 +96,21 @@ class WeightReader:
         rows = self._unpacked(name, (vocab_size, hidden_size), None, self._dtype)
         return Embedding(rows.t().contiguous().to(self._device))
 
+    def packed_embedding(self, name: str, vocab_size: int, hidden_size: int) -> PackedEmbedding:
+        """Return a table of token vectors that stays packed."""
+        blocks, block_format = self._stored(name, (vocab_size, hidden_size))
+        return PackedEmbedding(blocks.to(self._device), block_format, self._dtype)
+
     def tied_head(self, embedding: Embedding) -> Linear:
         """Return the head that shares an embedding's memory."""
         return DenseLinear(embedding.weight)
+
+    def experts(
+        self, name: str, num_experts: int, in_features: int, out_features: int
+    ) -> ExpertMatrices:
+        """Return a tensor of one `[out, in]` matrix an expert, packed as it is stored."""
+        blocks, block_format = self._stored(name, (num_experts, out_features, in_features))
+        return ExpertMatrices(blocks.to(self._device), block_format, out_features, self._dtype)
 
     def tensor(self, name: str, shape: tuple[int, ...]) -> torch.Tensor:
         """Return a tensor of any shape as float32, as it is stored."""
@@ -116,6 +135,13 @@ class WeightReader:
         row_order: torch.Tensor | None,
         dtype: torch.dtype,
     ) -> torch.Tensor:
+        blocks, block_format = self._stored(name, shape)
+        if row_order is not None:
+            blocks = blocks[row_order]
+        return dequantize(blocks, block_format=block_format, dtype=dtype)
+
+    def _stored(self, name: str, shape: tuple[int, ...]) -> tuple[torch.Tensor, str]:
+        """Return a tensor's blocks `[rows, row bytes]` and their format, and count it as used."""
         blocks = torch.from_numpy(self._file.tensor_blocks(name))
         info = self._file.tensors[name]
         if info.shape != shape:
@@ -123,9 +149,7 @@ class WeightReader:
                 f"tensor {name!r} has shape {list(info.shape)}, the metadata says {list(shape)}"
             )
         self._used.add(name)
-        if row_order is not None:
-            blocks = blocks[row_order]
-        return dequantize(blocks, block_format=info.type.name, dtype=dtype)
+        return blocks, info.type.name
 
 
 def weight_format(file: GGUFFile) -> str:

@@ -1,0 +1,162 @@
+"""Plain torch, in float32.
+
+With `G` the sum of log-decays from the state to a row and `a(i, j)` whether row `j` is `i` or an
+ancestor of it, the corrections `d` of all rows solve one triangular system,
+
+    d_i = β_i (v_i − exp(G_i) Sᵀk_i − Σ_{j≠i} a(i, j) exp(G_i − G_j) (k_i·k_j) d_j),
+    o_i = exp(G_i) Sᵀq_i + Σ_j a(i, j) exp(G_i − G_j) (q_i·k_j) d_j.
+
+Differences of sums are masked before they are raised: towards an ancestor they are never positive.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch.nn import functional
+
+_CHUNK = 64
+_EPS = 1e-6  # of the squared length of queries and keys
+
+
+@dataclass(frozen=True, slots=True)
+class Tape:
+    """What rows would do to the state.
+
+    Attributes:
+        keys: Of length 1, `[Hv, T, D]`.
+        corrections: The `d` of each row, `[Hv, T, Dv]`.
+        decay: Sums of log-decays from the state to each row, `[Hv, T]`.
+    """
+
+    keys: torch.Tensor
+    corrections: torch.Tensor
+    decay: torch.Tensor
+
+
+def recurrent_reference(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    log_decay: torch.Tensor,
+    beta: torch.Tensor,
+    state: torch.Tensor,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Take rows one after the other; see `gated_delta_recurrent`."""
+    q, k = _heads(q, k, v.shape[1])
+    rows = []
+    for t, step in enumerate(beta):
+        state = state * log_decay[t].exp()[:, None, None]
+        read = torch.einsum("hkv,hk->hv", state, k[:, t])
+        correction = (v[t].float() - read) * step[:, None]
+        state = state + k[:, t, :, None] * correction[:, None, :]
+        rows.append(torch.einsum("hkv,hk->hv", state, q[:, t]))
+    return torch.stack(rows), state
+
+
+def chunked_reference(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    log_decay: torch.Tensor,
+    beta: torch.Tensor,
+    state: torch.Tensor,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Take rows a chunk at a time; see `gated_delta_chunked`."""
+    num_rows = len(q)
+    padding = -num_rows % _CHUNK
+    q, k = _heads(q, k, v.shape[1])
+    q, k, values, log_decay, beta = (
+        _in_chunks(x, padding) for x in (q, k, v.float().transpose(0, 1), log_decay.t(), beta.t())
+    )
+    chain = torch.ones(_CHUNK, _CHUNK, dtype=torch.bool, device=q.device).tril()
+    decay = log_decay.cumsum(-1)  # [Hv, chunks, C]
+    solved = _solve(k, torch.cat((values, k * decay.exp()[..., None]), dim=-1), decay, beta, chain)
+    corrections, reads = solved.split_with_sizes((v.shape[2], k.shape[-1]), dim=-1)
+    mixing = (q @ k.mT) * _decay_between(decay, chain)
+    q_decayed = q * decay.exp()[..., None]
+    k_decayed = k * (decay[..., -1:] - decay).exp()[..., None]
+    outputs = []
+    for chunk in range(q.shape[1]):
+        d = corrections[:, chunk] - reads[:, chunk] @ state
+        outputs.append(q_decayed[:, chunk] @ state + mixing[:, chunk] @ d)
+        state = state * decay[:, chunk, -1, None, None].exp() + k_decayed[:, chunk].mT @ d
+    return torch.cat(outputs, dim=1)[:, :num_rows].transpose(0, 1), state
+
+
+def tree_reference(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    log_decay: torch.Tensor,
+    beta: torch.Tensor,
+    state: torch.Tensor,
+    parents: Sequence[int] | None,
+) -> tuple[torch.Tensor, Tape]:
+    """Take rows of a tree; see `gated_delta_tree`."""
+    ancestors = _ancestors(range(-1, len(q) - 1) if parents is None else parents).to(q.device)
+    q, k = _heads(q, k, v.shape[1])
+    decay = log_decay.t() @ ancestors.t().float()  # [Hv, T]
+    targets = v.float().transpose(0, 1) - decay.exp()[..., None] * (k @ state)
+    corrections = _solve(k, targets, decay, beta.t(), ancestors)
+    mixed = ((q @ k.mT) * _decay_between(decay, ancestors)) @ corrections
+    out = decay.exp()[..., None] * (q @ state) + mixed
+    return out.transpose(0, 1), Tape(k, corrections, decay)
+
+
+def advance_reference(state: torch.Tensor, tape: Tape, path: Sequence[int]) -> torch.Tensor:
+    """Apply the rows of a path; see `gated_delta_advance`."""
+    if not path:
+        return state
+    rows = torch.tensor(path, device=state.device)
+    decay = tape.decay[:, rows]
+    keys = tape.keys[:, rows] * (decay[:, -1:] - decay).exp()[..., None]
+    return state * decay[:, -1, None, None].exp() + keys.mT @ tape.corrections[:, rows]
+
+
+def _heads(
+    q: torch.Tensor, k: torch.Tensor, num_value_heads: int
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return both `[Hv, T, D]`, of length 1, queries scaled too."""
+    repeats = num_value_heads // q.shape[1]
+    q, k = q.float(), k.float()
+    q = q * (q.square().sum(-1, keepdim=True) + _EPS).rsqrt() * q.shape[2] ** -0.5
+    k = k * (k.square().sum(-1, keepdim=True) + _EPS).rsqrt()
+    return q.repeat(1, repeats, 1).transpose(0, 1), k.repeat(1, repeats, 1).transpose(0, 1)
+
+
+def _in_chunks(x: torch.Tensor, padding: int) -> torch.Tensor:
+    """Turn `[Hv, T, …]` into `[Hv, chunks, C, …]`; rows of zeros change nothing."""
+    padded = functional.pad(x, (0, 0) * (x.dim() - 2) + (0, padding))
+    return padded.view(len(x), -1, _CHUNK, *x.shape[2:])
+
+
+def _solve(
+    k: torch.Tensor,
+    targets: torch.Tensor,
+    decay: torch.Tensor,
+    beta: torch.Tensor,
+    ancestors: torch.Tensor,
+) -> torch.Tensor:
+    """Solve for what each row adds, `[..., T, X]`, given what it aims at without the others."""
+    coupling = (k @ k.mT) * _decay_between(decay, ancestors) * beta[..., None]
+    # Its diagonal is not read: the solver takes it to be 1.
+    solved: torch.Tensor = torch.linalg.solve_triangular(
+        coupling, targets * beta[..., None], upper=False, unitriangular=True
+    )
+    return solved
+
+
+def _decay_between(decay: torch.Tensor, ancestors: torch.Tensor) -> torch.Tensor:
+    """Return what is left at row i of what row j added, `[..., T, T]`; 0 if j is no ancestor."""
+    difference = decay[..., :, None] - decay[..., None, :]
+    return difference.masked_fill(~ancestors, float("-inf")).exp()
+
+
+def _ancestors(parents: Sequence[int]) -> torch.Tensor:
+    """Return `[T, T]`, whether j is i or comes before it on its path."""
+    seen = torch.eye(len(parents), dtype=torch.bool)
+    for row, parent in enumerate(parents):
+        if parent >= 0:
+            seen[row] |= seen[parent]
+    return seen
