@@ -27,6 +27,9 @@ _TERMINATOR = re.compile(
 )
 _LAST_WORD = re.compile(r"[^\s(\[\"“‘]*\Z")
 _INITIALS = re.compile(r"(?:[^\W\d_]\.)*[^\W\d_]")
+_GERMAN_ORDINAL = re.compile(  # "am 1. Mai", "im 19. Jahrhundert"
+    r"\b(?:ab|am|bis|das|dem|den|der|des|die|im|seit|vom|zum|zur) \d{1,2}\Z", re.IGNORECASE
+)
 _ABBREVIATED = """
     mr mrs ms dr prof sr jr st vs cf al fig figs eq eqs sec secs ch chap vol vols no nos art
     arts par pp ed eds rev approx ca viz resp incl excl dept gen col capt lt sgt hon rep sen gov
@@ -150,6 +153,8 @@ def _ends_sentence(text: str, match: re.Match[str], end: int) -> bool:
     found = _LAST_WORD.search(text, max(match.start() - 24, 0), match.start())
     word = found.group() if found else ""
     if word.lower() in _ABBREVIATIONS or _INITIALS.fullmatch(word):
+        return False
+    if _GERMAN_ORDINAL.search(text, max(match.start() - 8, 0), match.start()):
         return False
     line_start = text.rfind("\n", 0, match.start()) + 1
     return not _LIST_ITEM.match(text, line_start, match.end() + 1) or match.end() - line_start > 6

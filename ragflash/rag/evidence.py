@@ -36,7 +36,7 @@ _SENTENCE_WORDS, _PASSAGE_WORDS = 0.3, 0.3
 _WORDS_MET, _KIND, _GAIN = 0.5, 0.1, 0.3
 _KEEP_WITHIN = 0.3
 _MIN_WORST_WORD = 0.24
-_MIN_HELD = 0.2
+_MIN_HELD = 0.15
 
 _UNASKED_WORDS = """
     a an the of to in on for and or is are was were be been do does did can could may might must

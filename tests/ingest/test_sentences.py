@@ -18,6 +18,12 @@ def cut(text, **options):
         ("See Fig. 3 and No. 7. Done.", ["See Fig. 3 and No. 7.", "Done."]),
         ('"Why?" he asked. "So."', ['"Why?" he asked.', '"So."']),
         ("Das gilt z.B. hier. Und bzw. Dort.", ["Das gilt z.B. hier.", "Und bzw. Dort."]),
+        ("Er endet am 1. Mai. Das ist alles.", ["Er endet am 1. Mai.", "Das ist alles."]),
+        (
+            "Es war im 19. Jahrhundert. See 3. Then",
+            ["Es war im 19. Jahrhundert.", "See 3.", "Then"],
+        ),
+        ("چرا؟ زیرا چنین است. بله!", ["چرا؟", "زیرا چنین است.", "بله!"]),
         (
             "これは本です。それは「何！」と言った。終わり",
             ["これは本です。", "それは「何！」", "と言った。", "終わり"],
