@@ -4,6 +4,7 @@ A benchmark is a module of `ragflash.bench` with a `measure` function, and a com
 calls it through `_run`.
 """
 
+import os
 import tempfile
 from collections.abc import Callable
 from pathlib import Path
@@ -100,6 +101,37 @@ def ask(
                 )
 
     _run("ask", run, out=out, as_json=as_json)
+
+
+@app.command()
+def cpu(
+    *,
+    pairs: Annotated[
+        int, typer.Option(min=record.LEAST_PAIRS, help="Readings of each figure.")
+    ] = record.LEAST_PAIRS,
+    model: ModelOption = None,
+    out: OutOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Time prompts and decoding, beside llama.cpp if llama-cpp-python is installed; and memory."""
+
+    def run(track: Tracker) -> record.Measurement:
+        from ragflash.bench import cpu as bench  # noqa: PLC0415  (imports torch: seconds)
+
+        settings = load_settings(model=model)
+        return bench.measure(
+            parts.model_path(settings),
+            threads=settings.threads or os.cpu_count() or 1,
+            pairs=pairs,
+            progress=track,
+            dtype=settings.dtype,
+        )
+
+    from ragflash.bench import peer  # noqa: PLC0415  (numpy)
+
+    _run("cpu", run, out=out, as_json=as_json)
+    if not as_json and not peer.is_installed():
+        typer.echo(f"for ratios to llama.cpp: pip install {peer.PACKAGE}", err=True)
 
 
 def _run(
