@@ -21,10 +21,10 @@ from ragflash.gguf.reader import GGUFFile
 from ragflash.gguf.template_builtin import BUILTIN_TEMPLATES, builtin_family
 from ragflash.gguf.template_sandbox import TemplateRefusal, TemplateSandbox
 from ragflash.gguf.tokenizer import Tokenizer
+from ragflash.gguf.vocabulary import MarkupFinder
 
 MAX_SOURCE_CHARACTERS = 2**20
 MAX_OUTPUT_CHARACTERS = 16 * 2**20
-_NOTHING = re.compile(r"(?!)")
 _PLACEHOLDER = re.compile(r"(Part[0-9a-f]{32})")
 
 __all__ = ["ChatTemplate", "Piece"]
@@ -61,7 +61,7 @@ class ChatTemplate:
         bos_token: str = "",
         eos_token: str = "",
         origin: str = "model file",
-        reserved: re.Pattern[str] = _NOTHING,
+        reserved: MarkupFinder | None = None,
         time_limit_ms: int = 2_000,
     ) -> None:
         """Compile `source`.
@@ -79,7 +79,7 @@ class ChatTemplate:
         """
         self.source = source
         self.origin = origin
-        self._reserved = reserved
+        self._reserved = reserved or MarkupFinder()
         if len(source) > MAX_SOURCE_CHARACTERS:
             raise TemplateInvalid(
                 f"the chat template has {len(source)} characters, {MAX_SOURCE_CHARACTERS} at most"
@@ -101,7 +101,7 @@ class ChatTemplate:
         """
         source, origin = file.get("tokenizer.chat_template", str), "model file"
         if source is None:
-            family = builtin_family(tokenizer.markup_texts)
+            family = builtin_family(tokenizer.markup.tokens)
             source, origin = BUILTIN_TEMPLATES[family], f"built-in {family}"
         bos, eos = (
             "" if token_id is None else tokenizer.token_text(token_id)
@@ -112,7 +112,7 @@ class ChatTemplate:
             bos_token=bos,
             eos_token=eos,
             origin=origin,
-            reserved=tokenizer.markup_pattern,
+            reserved=tokenizer.markup,
         )
 
     def render(
@@ -237,7 +237,7 @@ class _Guard:
         reserved: Finds control tokens in texts.
     """
 
-    reserved: re.Pattern[str]
+    reserved: MarkupFinder
     _parts: dict[str, Piece] = field(default_factory=dict)
     _spelled: dict[str, Piece] = field(default_factory=dict)
     _num_parts: int = 0
@@ -252,8 +252,9 @@ class _Guard:
 
     def text(self, text: str) -> str:
         """Stand in for the control tokens in a text."""
-        return self.reserved.sub(
-            lambda found: self._stand_in(self._spelled, Piece("content", found[0])), text
+        return "".join(
+            self._stand_in(self._spelled, Piece("content", run)) if is_token else run
+            for run, is_token in self.reserved.split(text)
         )
 
     def mapping(self, values: Mapping[str, object]) -> dict[str, object]:

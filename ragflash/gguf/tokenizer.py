@@ -7,7 +7,6 @@ output of a chat template, where control tokens are meant.
 
 import hashlib
 import json
-import re
 from collections.abc import Iterable, Mapping
 from functools import cached_property
 from typing import Self
@@ -20,7 +19,7 @@ from ragflash.gguf.byte_level import byte_level_spelling
 from ragflash.gguf.pre_tokenizer import PRE_TOKENIZERS, PreTokenizerRecipe
 from ragflash.gguf.reader import GGUFFile
 from ragflash.gguf.sentencepiece import listed_spelling, scored_spelling
-from ragflash.gguf.vocabulary import HIDDEN_TYPES, PREFIX, Spelling, Vocabulary
+from ragflash.gguf.vocabulary import HIDDEN_TYPES, PREFIX, MarkupFinder, Spelling, Vocabulary
 
 _FINGERPRINT_VERSION = 1  # raise it when the same metadata begins to give other ids
 _STOP_KEYS = ("eos_token_id", "eot_token_id", "eom_token_id")
@@ -37,7 +36,7 @@ class Tokenizer:
         eos_id: Ends a text.
         stop_ids: Ids that end an answer: end of text, of turn or of message.
         add_bos: Whether the model was trained with `bos_id` in front of every prompt.
-        markup_pattern: Finds what `encode_markup` takes for one token; longest first.
+        markup: Finds what `encode_markup` takes for one token, and `encode` never does.
         fingerprint: Hexadecimal digest of all that ids depend on.
     """
 
@@ -51,8 +50,7 @@ class Tokenizer:
         self._is_covered = spelling.is_covered
         self._escaped = spelling.escaped
         self._markup_ids = vocabulary.markup
-        longest_first = sorted(self._markup_ids, key=len, reverse=True)
-        self.markup_pattern = re.compile("|".join(map(re.escape, longest_first)) or r"(?!)")
+        self.markup = MarkupFinder(self._markup_ids)
 
         self.vocab_size = len(self._tokens)
         self.bos_id = self._special_id(file, "bos_token_id")
@@ -128,12 +126,9 @@ class Tokenizer:
     def encode_markup(self, text: str) -> list[int]:
         """Ids of template text, in which control and user-defined tokens are recognised."""
         ids: list[int] = []
-        position = 0
-        for match in self.markup_pattern.finditer(text):
-            ids += self.encode(text[position : match.start()])
-            ids.append(self._markup_ids[match[0]])
-            position = match.end()
-        return ids + self.encode(text[position:])
+        for run, is_token in self.markup.split(text):
+            ids += (self._markup_ids[run],) if is_token else self.encode(run)
+        return ids
 
     def decode(self, ids: Iterable[int]) -> str:
         """Text of `ids` without control tokens; bytes that are not UTF-8 become U+FFFD."""
@@ -148,11 +143,6 @@ class Tokenizer:
         """A token as the vocabulary spells it, control tokens included."""
         self._require_known(token_id)
         return self._tokens[token_id]
-
-    @property
-    def markup_texts(self) -> frozenset[str]:
-        """Spellings of control and user-defined tokens that plain text never turns into."""
-        return frozenset(self._markup_ids)
 
     def is_control(self, token_id: int) -> bool:
         """Whether a token is one that the model steers with and no reader should see."""

@@ -1,7 +1,7 @@
 """The tokens inside a GGUF file, sorted by what may turn into them."""
 
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Self
@@ -104,6 +104,36 @@ class Spelling:
     is_covered: NDArray[np.bool_]
     add_bos: bool | None
     escaped: tuple[str, tuple[int, ...]] | None = None
+
+
+class MarkupFinder:
+    """Finds the tokens that only a template may spell; the longest where several begin.
+
+    A vocabulary may have thousands of them, which a regular expression would try one by one.
+    """
+
+    def __init__(self, tokens: Iterable[str] = ()) -> None:
+        self.tokens = frozenset(filter(None, tokens))
+        self._lengths = sorted({len(token) for token in self.tokens}, reverse=True)
+        starts = re.escape("".join(sorted({token[0] for token in self.tokens})))
+        self._start = re.compile(f"[{starts}]" if starts else r"(?!)")
+
+    def split(self, text: str) -> Iterator[tuple[str, bool]]:
+        """The runs that make up a text, none empty, and whether each is such a token."""
+        begin = position = 0
+        while found := self._start.search(text, position):
+            at = found.start()
+            candidates = (text[at : at + length] for length in self._lengths)
+            token = next((each for each in candidates if each in self.tokens), None)
+            if token is None:
+                position = at + 1
+                continue
+            if begin < at:
+                yield text[begin:at], False
+            yield token, True
+            begin = position = at + len(token)
+        if begin < len(text):
+            yield text[begin:], False
 
 
 def parse_merges(file: GGUFFile) -> list[Merge]:

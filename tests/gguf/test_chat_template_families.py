@@ -1,7 +1,6 @@
 """Templates of several families: as transformers renders them, cut, closed to control tokens."""
 
 import json
-import re
 from collections.abc import Sequence
 from functools import cache
 from pathlib import Path
@@ -15,13 +14,17 @@ from ragflash.errors import InputError
 from ragflash.gguf.chat_template import ChatTemplate, Piece
 from ragflash.gguf.template_builtin import BUILTIN_TEMPLATES
 from ragflash.gguf.tokenizer import Tokenizer
+from ragflash.gguf.vocabulary import MarkupFinder
 
 GOLDEN_DIR = Path(__file__).parents[1] / "golden"
 RECORDED: dict[str, Any] = json.loads(
     (GOLDEN_DIR / "chat_templates.json").read_text(encoding="utf-8")
 )
 CHATS: dict[str, list[dict[str, Any]]] = RECORDED["chats"]
-RESERVED = re.compile(r"<\|?[a-z_\"]+\|?>|</?[a-z_]+>")
+RESERVED = MarkupFinder(
+    "<bos> <|im_start|> <|im_end|> <think> </think> <tool_call> </tool_call> <start_of_turn> "
+    '<end_of_turn> <|turn> <turn|> <|tool_call> <tool_call|> <|"|> <|eot_id|>'.split()
+)
 SOURCES = {f"built-in {family}": source for family, source in BUILTIN_TEMPLATES.items()} | {
     path.stem: path.read_text(encoding="utf-8") for path in (GOLDEN_DIR / "templates").iterdir()
 }
@@ -141,7 +144,7 @@ def test_pieces_tokenised_alone_spell_the_rendering(
     question: list[str],
 ) -> None:
     template = ChatTemplate(
-        BUILTIN_TEMPLATES["gemma3"], bos_token="<bos>", reserved=gemma_tokenizer.markup_pattern
+        BUILTIN_TEMPLATES["gemma3"], bos_token="<bos>", reserved=gemma_tokenizer.markup
     )
     turns = conversation(rules, before, question)
     spelled = b""
