@@ -11,7 +11,7 @@ from typing import Protocol
 
 import torch
 
-from ragflash.kvcache.pages import KVLayout, PagePool
+from ragflash.kvcache.pages import KVLayout, LayerKV, PagePool
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,6 +48,23 @@ class ForwardBatch:
     token_ids: torch.Tensor
     positions: torch.Tensor
     sequences: tuple[SequenceRows, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class SequenceShape:
+    """What a model keeps of a sequence.
+
+    Attributes:
+        context_tokens: Longest sequence that the model was trained for.
+        kv_layers: Of each layer with keys and values.
+        state_bytes: State of fixed size.
+        tape_bytes: What a drafted row keeps until it is committed.
+    """
+
+    context_tokens: int
+    kv_layers: tuple[LayerKV, ...]
+    state_bytes: int = 0
+    tape_bytes: int = 0
 
 
 class Model(Protocol):

@@ -11,7 +11,8 @@ import torch
 
 from ragflash.errors import ModelError
 from ragflash.gguf.reader import GGUFFile
-from ragflash.kvcache.pages import KVLayout
+from ragflash.kvcache.pages import KVLayout, LayerKV
+from ragflash.models.contract import SequenceShape
 from ragflash.models.decoder import Decoder, DecoderParts, inverse_frequencies, read_tables
 from ragflash.models.layers import Attention, Mixer, Norm, PagedKV, SandwichBlock, gelu_tanh
 from ragflash.models.metadata import Metadata
@@ -120,8 +121,15 @@ class Gemma3(Decoder):
             parts,
             vocab_size=metadata.vocab_size(),
             context_tokens=config.context_tokens,
-            kv_layout=KVLayout.uniform(num_layers, config.num_kv_heads, config.head_dim, dtype),
+            kv_layout=KVLayout(cls.shape(file).kv_layers, dtype),
         )
+
+    @classmethod
+    def shape(cls, file: GGUFFile) -> SequenceShape:
+        """Say what the file's model keeps of a sequence."""
+        config = Gemma3Config.from_metadata(Metadata(file))
+        layer = LayerKV(config.num_kv_heads, config.head_dim)
+        return SequenceShape(config.context_tokens, (layer,) * len(config.is_local))
 
 
 def _read_block(reader: WeightReader, config: Gemma3Config, index: int) -> SandwichBlock:

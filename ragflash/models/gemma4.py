@@ -16,6 +16,7 @@ import torch
 from ragflash.errors import GGUFInvalid
 from ragflash.gguf.reader import GGUFFile
 from ragflash.kvcache.pages import KVLayout, LayerKV
+from ragflash.models.contract import SequenceShape
 from ragflash.models.decoder import Decoder, DecoderParts, inverse_frequencies, read_tables
 from ragflash.models.gemma3 import GLOBAL, LOCAL, read_sandwich, read_soft_cap
 from ragflash.models.layers import Mixer, Norm, PagedKV, Step, gelu_tanh
@@ -193,7 +194,7 @@ class LayerInputs:
 
     def __call__(self, token_ids: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
         """Return `[N, layers, P]` for token ids `[N]` and their scaled vectors `[N, H]`."""
-        own = self.table(token_ids).view(len(x), -1, self.size) * float(self.size) ** 0.5
+        own = self.table(token_ids).view(len(x), -1, self.size) * self.size**0.5
         projected = (self.projection(x) * float(x.shape[1]) ** -0.5).view_as(own)
         return (self.norm(projected) + own) * 2.0**-0.5
 
@@ -247,17 +248,25 @@ class Gemma4(Decoder):
             embedding_scale=config.hidden_size**0.5,
             soft_cap=config.soft_cap,
         )
-        owners = [layer for layer in config.layers if layer.owns_kv]
         model = cls(
             parts,
             vocab_size=metadata.vocab_size(),
             context_tokens=config.context_tokens,
-            kv_layout=KVLayout(tuple(LayerKV(x.num_kv_heads, x.head_dim) for x in owners), dtype),
+            kv_layout=KVLayout(cls.shape(file).kv_layers, dtype),
         )
         if config.layer_input_size:
             model.layer_inputs = _read_layer_inputs(reader, config)
         reader.require_all_used()
         return model
+
+    @classmethod
+    def shape(cls, file: GGUFFile) -> SequenceShape:
+        """Say what the file's model keeps of a sequence."""
+        config = Gemma4Config.from_metadata(Metadata(file))
+        owners = [layer for layer in config.layers if layer.owns_kv]
+        return SequenceShape(
+            config.context_tokens, tuple(LayerKV(x.num_kv_heads, x.head_dim) for x in owners)
+        )
 
     def embed(self, step: Step) -> tuple[torch.Tensor, Step]:
         """See `Decoder`."""

@@ -11,7 +11,8 @@ import torch
 
 from ragflash.errors import ModelError
 from ragflash.gguf.reader import GGUFFile
-from ragflash.kvcache.pages import KVLayout
+from ragflash.kvcache.pages import KVLayout, LayerKV
+from ragflash.models.contract import SequenceShape
 from ragflash.models.decoder import Decoder, DecoderParts, inverse_frequencies, read_tables
 from ragflash.models.layers import Attention, Block, Norm, PagedKV
 from ragflash.models.linear import Linear
@@ -90,13 +91,19 @@ class PlainDecoder(Decoder):
             frequencies=(_frequencies(reader, config).to(device),),
         )
         reader.require_all_used()
-        layout = KVLayout.uniform(config.num_layers, config.num_kv_heads, config.head_dim, dtype)
         return cls(
             parts,
             vocab_size=metadata.vocab_size(),
             context_tokens=config.context_tokens,
-            kv_layout=layout,
+            kv_layout=KVLayout(cls.shape(file).kv_layers, dtype),
         )
+
+    @classmethod
+    def shape(cls, file: GGUFFile) -> SequenceShape:
+        """Say what the file's model keeps of a sequence."""
+        config = PlainConfig.from_metadata(Metadata(file))
+        layer = LayerKV(config.num_kv_heads, config.head_dim)
+        return SequenceShape(config.context_tokens, (layer,) * config.num_layers)
 
     @classmethod
     def _read_block(cls, reader: WeightReader, config: PlainConfig, index: int) -> Block:

@@ -13,7 +13,8 @@ import torch
 
 from ragflash.errors import GGUFInvalid, ModelError
 from ragflash.gguf.reader import GGUFFile
-from ragflash.kvcache.pages import KVLayout
+from ragflash.kvcache.pages import KVLayout, LayerKV
+from ragflash.models.contract import SequenceShape
 from ragflash.models.decoder import DecoderParts, inverse_frequencies, read_tables
 from ragflash.models.deltanet import DeltaNetSizes, GatedDeltaNet
 from ragflash.models.hybrid import HybridDecoder
@@ -75,6 +76,11 @@ class Qwen35Config:
             norm_eps=metadata.number("attention.layer_norm_rms_epsilon"),
             deltanet=_deltanet_sizes(metadata),
         )
+
+    @property
+    def num_recurrent(self) -> int:
+        """Layers with state."""
+        return len(self.has_attention) - sum(self.has_attention)
 
     @property
     def num_kv_layers(self) -> int:
@@ -164,20 +170,33 @@ class Qwen35(HybridDecoder):
             head=head,
             frequencies=(frequencies.to(device),),
         )
-        num_recurrent = len(config.has_attention) - sum(config.has_attention)
         model = cls(
             parts,
             vocab_size=metadata.vocab_size(),
             context_tokens=config.context_tokens,
-            kv_layout=KVLayout.uniform(
-                config.num_kv_layers, config.num_kv_heads, config.head_dim, dtype
-            ),
-            states=SlotStates(num_recurrent, config.deltanet.state_shape, device=device),
+            kv_layout=KVLayout(cls.shape(file).kv_layers, dtype),
+            states=SlotStates(config.num_recurrent, config.deltanet.state_shape, device=device),
         )
         if config.has_mtp:
             model.mtp = _read_mtp(reader, config, ffn, embedding, head)
         reader.require_all_used()
         return model
+
+    @classmethod
+    def shape(cls, file: GGUFFile) -> SequenceShape:
+        """Say what the file's model keeps of a sequence."""
+        config = Qwen35Config.from_metadata(Metadata(file))
+        layer = LayerKV(config.num_kv_heads, config.head_dim)
+        sizes = config.deltanet
+        # A row's inputs of the convolution, its keys, corrections and decays, all float32.
+        tape_values = sizes.conv_channels + sizes.num_value_heads * (sizes.key_dim + 1)
+        tape_values += sizes.values_size
+        return SequenceShape(
+            config.context_tokens,
+            (layer,) * config.num_kv_layers,
+            state_bytes=4 * config.num_recurrent * sizes.state_shape.num_values,
+            tape_bytes=4 * config.num_recurrent * tape_values,
+        )
 
     @classmethod
     def _ffn_reader(cls, metadata: Metadata, reader: WeightReader, hidden_size: int) -> "FFNReader":

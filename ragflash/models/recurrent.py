@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from math import prod
 
 import torch
 
@@ -20,6 +21,11 @@ class StateShape:
 
     tail: tuple[int, int]
     memory: tuple[int, int, int]
+
+    @property
+    def num_values(self) -> int:
+        """Numbers of both."""
+        return prod(self.tail) + prod(self.memory)
 
 
 @dataclass(frozen=True, slots=True)

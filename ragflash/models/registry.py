@@ -8,7 +8,7 @@ import torch
 
 from ragflash.errors import ArchitectureUnknown
 from ragflash.gguf.reader import GGUFFile
-from ragflash.models.contract import Model
+from ragflash.models.contract import Model, SequenceShape
 
 ARCHITECTURES = {
     "gemma3": "ragflash.models.gemma3:Gemma3",
@@ -30,6 +30,9 @@ class ModelClass(Protocol):
 
     def from_gguf(self, file: GGUFFile, *, dtype: torch.dtype, device: torch.device | str) -> Model:
         """Load the weights; raises a `ModelError` for a file that it cannot run."""
+
+    def shape(self, file: GGUFFile) -> SequenceShape:
+        """Say what the file's model keeps of a sequence, from its metadata alone."""
 
 
 def model_class(architecture: str) -> ModelClass:

@@ -1,0 +1,133 @@
+"""Sizes read from headers, and the memory plans that follow from them."""
+
+from dataclasses import dataclass, replace
+
+import pytest
+
+from ragflash.errors import GGUFInvalid
+from ragflash.gguf.reader import GGUFFile
+from ragflash.kvcache.formats import KVFormat
+from ragflash.kvcache.planner import (
+    ModelShape,
+    PlanOptions,
+    alternatives,
+    kv_bytes,
+    most_context_tokens,
+    plan_memory,
+)
+from ragflash.models.shapes import model_shape, shape_file, shape_names
+from tests.models.families import FAMILIES, write_gguf
+from tests.models.forwards import load
+
+GIB = 1 << 30
+
+
+@pytest.fixture(scope="module")
+def shape() -> ModelShape:
+    return model_shape(shape_file("qwen35-27b"))
+
+
+def test_the_27b_shape_is_what_its_published_files_are(shape):
+    assert shape_names() == ("qwen35-27b",)
+    assert shape.kv_values == 32_768
+    assert shape.state_bytes == 48 * 4 * (48 * 128 * 128 + 3 * 10_240)
+    assert round((shape.device_weight_bytes + shape.host_weight_bytes) / 1e9, 3) == 16.536
+    assert round(shape.device_weight_bytes / 1e9, 3) == 15.821
+    assert (shape.vocab_size, shape.context_tokens) == (248_320, 262_144)
+
+
+@pytest.mark.parametrize(
+    ("num_tokens", "expected"),
+    [
+        (65_536, 939_524_096),
+        (131_072, 1_879_048_192),
+        (138_696, 1_988_345_856),
+        (262_144, 3_758_096_384),
+    ],
+)
+def test_keys_and_values_take_what_the_format_says(shape, num_tokens, expected):
+    assert kv_bytes(shape, num_tokens, "tq3_0") == expected
+    assert num_tokens * 65_536 == kv_bytes(shape, num_tokens, "f16")
+    assert round(kv_bytes(shape, num_tokens, "f16") / expected, 2) == 4.57
+
+
+def test_other_forms_of_the_same_values(shape):
+    assert kv_bytes(shape, 138_696, "f16") == 9_089_581_056
+    one_scale_a_head = KVFormat(256, 256 + 4)
+    assert 138_696 * one_scale_a_head.stored_bytes(shape.kv_values) == 4_615_802_880
+
+
+def test_the_state_is_a_constant_of_a_sequence(shape):
+    short, long = (
+        plan_memory(shape, PlanOptions(24 * GIB, num_tokens)) for num_tokens in (4096, 262_144)
+    )
+    taken = {part.name: part.num_bytes for part in short.parts}
+    assert taken["recurrent state"] == shape.state_bytes
+    assert taken["recurrent state"] in [part.num_bytes for part in long.parts]
+    assert long.total_bytes - short.total_bytes == kv_bytes(shape, 262_144 - 4096, "tq3_0")
+
+
+def test_a_full_context_fits_a_card_of_24_gb_with_packed_keys_only(shape):
+    options = PlanOptions(24 * GIB, 138_696)
+    assert plan_memory(shape, options).fits
+    assert plan_memory(shape, replace(options, context_tokens=262_144)).fits
+    plain = plan_memory(shape, replace(options, kv_format="f16"))
+    assert not plain.fits
+    assert plain.left_bytes < -GIB
+
+
+def test_the_longest_context_is_the_last_that_fits(shape):
+    options = PlanOptions(int(22.6e9), 138_696, kv_format="q8_0")
+    most = most_context_tokens(shape, options)
+    assert 0 < most < 138_696
+    assert plan_memory(shape, replace(options, context_tokens=most)).fits
+    assert not plan_memory(shape, replace(options, context_tokens=most + 256)).fits
+    assert most_context_tokens(shape, replace(options, vram_bytes=8 * GIB)) == 0
+    assert most_context_tokens(shape, replace(options, vram_bytes=80 * GIB)) == 262_144
+
+
+def test_alternatives_say_what_each_option_costs(shape):
+    costs = dict(alternatives(shape, PlanOptions(24 * GIB, 138_696, kv_format="q8_0")))
+    assert set(costs) == {
+        *("--kv f16", "--kv q4_0", "--kv tq4", "--kv tq3_0", "--slots 2", "--verify-rows 1"),
+    }
+    assert costs["--kv f16"] < costs["--kv tq4"] <= costs["--kv tq3_0"]
+    assert costs["--verify-rows 1"] > costs["--slots 2"]
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_a_shape_is_what_the_loaded_model_has(tmp_path, name):
+    family = FAMILIES[name]
+    tensors = family.tensors(family.build())
+    path = write_gguf(tmp_path / "toy.gguf", family.architecture, family.metadata, tensors)
+    with GGUFFile.open(path) as file:
+        found = model_shape(file)
+    model = load(path)
+    assert tuple(found.kv_layers) == model.kv_layout.layers
+    assert found.context_tokens == model.context_tokens
+    assert found.vocab_size == model.vocab_size
+    model.reset(0)
+    assert found.state_bytes == sum(state.nbytes for state in model.snapshot(0))
+    assert (found.tape_bytes > 0) == model.is_recurrent
+
+
+@dataclass(frozen=True)
+class OddFile:
+    overrides: dict
+    words: str
+
+
+@pytest.mark.parametrize(
+    "odd",
+    [
+        OddFile({"attention.head_count_kv": [2, 1]}, "one a layer"),
+        OddFile({"attention.sliding_window_pattern": [True, False]}, "2 of 7 layers"),
+        OddFile({"attention.shared_kv_layers": 7}, "no keys to share"),
+    ],
+    ids=lambda odd: odd.words,
+)
+def test_refuses_lists_that_do_not_fit_the_layers(tmp_path, odd):
+    metadata = {**FAMILIES["gemma4"].metadata, **odd.overrides}
+    path = write_gguf(tmp_path / "odd.gguf", "gemma4", metadata, {})
+    with GGUFFile.open(path) as file, pytest.raises(GGUFInvalid, match=odd.words):
+        model_shape(file)
