@@ -82,6 +82,20 @@ def test_models_that_cannot_run(healthy, monkeypatch, tmp_path) -> None:
     assert "mamba" in found.said
 
 
+def test_a_pre_tokenizer_that_is_not_known(healthy, monkeypatch) -> None:
+    monkeypatch.setenv("RAGFLASH_PRE_TOKENIZER", "somebodys")
+    found = finding("model")
+    assert found.level is Level.FAIL
+    assert "pre_tokenizer = 'somebodys': ragflash knows default" in found.said
+
+
+def test_a_model_without_a_chat_template_is_said(healthy, monkeypatch, gemma_model_path) -> None:
+    monkeypatch.setenv("RAGFLASH_MODEL", str(gemma_model_path))
+    found = finding("model")
+    assert found.level is Level.OK
+    assert "gets the one that is built-in gemma3" in found.said
+
+
 def test_packages(healthy, monkeypatch) -> None:
     installed = {"torch": "2.12.0"}
     monkeypatch.setattr(importlib.metadata, "version", lambda name: missing_or(installed, name))

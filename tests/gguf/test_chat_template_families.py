@@ -22,8 +22,23 @@ RECORDED: dict[str, Any] = json.loads(
 )
 CHATS: dict[str, list[dict[str, Any]]] = RECORDED["chats"]
 RESERVED = MarkupFinder(
-    "<bos> <|im_start|> <|im_end|> <think> </think> <tool_call> </tool_call> <start_of_turn> "
-    '<end_of_turn> <|turn> <turn|> <|tool_call> <tool_call|> <|"|> <|eot_id|>'.split()
+    [
+        "<bos>",
+        "<|im_start|>",
+        "<|im_end|>",
+        "<think>",
+        "</think>",
+        "<tool_call>",
+        "</tool_call>",
+        "<start_of_turn>",
+        "<end_of_turn>",
+        "<|turn>",
+        "<turn|>",
+        "<|tool_call>",
+        "<tool_call|>",
+        '<|"|>',
+        "<|eot_id|>",
+    ]
 )
 SOURCES = {f"built-in {family}": source for family, source in BUILTIN_TEMPLATES.items()} | {
     path.stem: path.read_text(encoding="utf-8") for path in (GOLDEN_DIR / "templates").iterdir()
