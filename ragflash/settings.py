@@ -56,6 +56,11 @@ class Settings(BaseSettings):
     dtype: Literal["auto", "float32", "bfloat16"] = Field(
         "auto", description="Type that the model computes in; auto takes the machine's fastest."
     )
+    weights: Literal["dense", "packed"] = Field(
+        "dense",
+        description="`packed` leaves Q4_0 and Q4_1 matrices packed: less memory, faster decoding, "
+        "products rounded to bfloat16.",
+    )
     pre_tokenizer: str | None = Field(
         None,
         description="How the model cuts text into words, for a file that names a way that is not "

@@ -21,7 +21,7 @@ from ragflash.gguf.reader import GGUFFile, content_hash
 from ragflash.kvcache.allocator import pages_for
 from ragflash.kvcache.pages import PagePool
 from ragflash.models.contract import ForwardBatch, Model, SequenceRows
-from ragflash.models.registry import ComputeDtype, load_model
+from ragflash.models.registry import ComputeDtype, WeightForm, load_model
 from ragflash.models.weights import weight_format
 
 Forward = Callable[[Sequence[int], int], int]  # tokens, and how many are before them, to the next
@@ -57,6 +57,7 @@ def measure(
     pairs: int,
     progress: Progress,
     dtype: ComputeDtype = "auto",
+    weights: WeightForm = "dense",
     sizes: Sizes | None = None,
 ) -> Measurement:
     """Measure a model file.
@@ -67,6 +68,7 @@ def measure(
         pairs: Readings of each figure, 7 or more.
         progress: Called with what is done, how far it is, and out of how much.
         dtype: What the model computes in.
+        weights: Whether 4-bit matrices stay packed.
         sizes: Tokens that are computed.
 
     Raises:
@@ -74,14 +76,15 @@ def measure(
     """
     sizes = sizes or Sizes()
     progress("filling a whole context", 0, 0)
-    memory = measure_memory(path, threads, dtype)
+    memory = measure_memory(path, threads, dtype, weights)
     torch.set_num_threads(threads)
     with GGUFFile.open(path) as file:
-        model = load_model(file, dtype=dtype)
+        model = load_model(file, dtype=dtype, weights=weights)
         stored_as = weight_format(file)
     ours = _Ours(model, sizes.context).forward
     parameters = {
-        "weights": stored_as,
+        "stored_as": stored_as,
+        "weights": weights,
         "compute_dtype": str(model.compute_dtype).removeprefix("torch."),
         "prefill_tokens": sizes.prefill,
         "decode_tokens": sizes.decode,
@@ -185,15 +188,18 @@ class Memory:
     context_tokens: int
 
 
-def measure_memory(path: Path, threads: int, dtype: ComputeDtype = "auto") -> Memory:
+def measure_memory(
+    path: Path, threads: int, dtype: ComputeDtype = "auto", weights: WeightForm = "dense"
+) -> Memory:
     """Start an engine in a process of its own, fill its context, and look."""
     context = multiprocessing.get_context("spawn")
     with ProcessPoolExecutor(1, mp_context=context) as pool:
-        return pool.submit(_fill, path, threads, dtype).result()
+        return pool.submit(_fill, path, threads, dtype, weights).result()
 
 
-def _fill(path: Path, threads: int, dtype: ComputeDtype) -> Memory:
-    with closing(start_engine(path, dtype=dtype, threads=threads, max_slots=1)) as client:
+def _fill(path: Path, threads: int, dtype: ComputeDtype, weights: WeightForm) -> Memory:
+    engine = start_engine(path, dtype=dtype, weights=weights, threads=threads, max_slots=1)
+    with closing(engine) as client:
         limit = client.info().context_tokens
         fixed = client.count_tokens(_messages(""))
         per_word = (client.count_tokens(_messages(" the" * 64)) - fixed) / 64

@@ -8,7 +8,7 @@ import os
 import tempfile
 from collections.abc import Callable
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 import typer
 from rich.table import Table
@@ -25,6 +25,7 @@ from ragflash.settings import load_settings
 
 app = typer.Typer(help="Measure speed on this machine.", no_args_is_help=True)
 
+WeightForm = Literal["dense", "packed"]
 OutOption = Annotated[
     Path | None, typer.Option(help="Also write the result, with all samples, to this file.")
 ]
@@ -109,6 +110,9 @@ def cpu(
     pairs: Annotated[
         int, typer.Option(min=record.LEAST_PAIRS, help="Readings of each figure.")
     ] = record.LEAST_PAIRS,
+    weights: Annotated[
+        WeightForm | None, typer.Option(help="Whether they stay packed. [env: RAGFLASH_WEIGHTS]")
+    ] = None,
     model: ModelOption = None,
     out: OutOption = None,
     as_json: JsonOption = False,
@@ -118,13 +122,14 @@ def cpu(
     def run(track: Tracker) -> record.Measurement:
         from ragflash.bench import cpu as bench  # noqa: PLC0415  (imports torch: seconds)
 
-        settings = load_settings(model=model)
+        settings = load_settings(model=model, weights=weights)
         return bench.measure(
             parts.model_path(settings),
             threads=settings.threads or os.cpu_count() or 1,
             pairs=pairs,
             progress=track,
             dtype=settings.dtype,
+            weights=settings.weights,
         )
 
     from ragflash.bench import peer  # noqa: PLC0415  (numpy)

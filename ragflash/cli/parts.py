@@ -62,6 +62,7 @@ def start_model(settings: Settings) -> "EngineClient":
     return start_engine(
         path,
         dtype=settings.dtype,
+        weights=settings.weights,
         pre_tokenizer=settings.pre_tokenizer,
         kv_bytes=settings.kv_bytes,
         max_slots=settings.max_slots,

@@ -22,7 +22,7 @@ from ragflash.kvcache.allocator import PAGE_TOKENS, PageAllocator, pages_for
 from ragflash.kvcache.pages import PagePool
 from ragflash.kvcache.tree import SegmentTree
 from ragflash.models.contract import Model
-from ragflash.models.registry import ComputeDtype, load_model
+from ragflash.models.registry import ComputeDtype, WeightForm, load_model
 from ragflash.speculative.drafter import Drafter
 
 
@@ -30,6 +30,7 @@ def start_engine(
     model_path: Path,
     *,
     dtype: ComputeDtype = "auto",
+    weights: WeightForm = "dense",
     pre_tokenizer: str | None = None,
     kv_bytes: int = 2 << 30,
     max_slots: int = 4,
@@ -45,6 +46,7 @@ def start_engine(
     Args:
         model_path: A GGUF file.
         dtype: What the model computes in.
+        weights: Whether 4-bit matrices are unpacked, or stay packed and are multiplied coarsely.
         pre_tokenizer: In place of the file's.
         kv_bytes: Memory for keys and values of sequences and stored segments.
         max_slots: Requests that run together.
@@ -67,9 +69,10 @@ def start_engine(
     with GGUFFile.open(model_path) as file:
         tokenizer = Tokenizer.from_gguf(file, pre_tokenizer=pre_tokenizer)
         template = ChatTemplate.from_gguf(file, tokenizer)
-        model = load_model(file, dtype=dtype)
+        model = load_model(file, dtype=dtype, weights=weights)
         num_pages = _num_pages(model, kv_bytes, max_slots)
-        info = _info(file, model, template, content_hash(model_path, cache_dir), num_pages)
+        compute = _name(model.compute_dtype) + ("+int4" if weights == "packed" else "")
+        info = _info(file, model, template, content_hash(model_path, cache_dir), num_pages, compute)
     identity = _identity(template, tokenizer, info)
     core = _core(
         model,
@@ -138,7 +141,12 @@ def _num_pages(model: Model, kv_bytes: int, max_slots: int) -> int:
 
 
 def _info(
-    file: GGUFFile, model: Model, template: ChatTemplate, model_hash: str, num_pages: int
+    file: GGUFFile,
+    model: Model,
+    template: ChatTemplate,
+    model_hash: str,
+    num_pages: int,
+    compute: str,
 ) -> EngineInfo:
     bytes_of_type: Counter[str] = Counter()
     for tensor in file.tensors.values():
@@ -148,7 +156,7 @@ def _info(
         model_hash=model_hash,
         architecture=file.require("general.architecture", str),
         weights=bytes_of_type.most_common(1)[0][0],
-        compute_dtype=_name(model.compute_dtype),
+        compute_dtype=compute,
         kv_format=_name(model.kv_layout.dtype),
         context_tokens=min(model.context_tokens, num_pages * PAGE_TOKENS),
         device="cpu",

@@ -373,7 +373,7 @@ class EngineInfo:
         model_hash: SHA-256 of the file.
         architecture: As in GGUF `general.architecture`.
         weights: Quantisation of most weights, e.g. `Q4_1`.
-        compute_dtype: e.g. `bfloat16`.
+        compute_dtype: e.g. `bfloat16`; `float32+int4` where 4-bit weights stay packed.
         kv_format: Of K and V pages.
         context_tokens: Longest prompt and output together.
         template: Where the chat template comes from: `model file`, or `built-in` and a family.

@@ -96,11 +96,13 @@ class Gemma3(Decoder):
     """A gemma3 file."""
 
     @classmethod
-    def from_gguf(cls, file: GGUFFile, *, dtype: torch.dtype, device: torch.device | str) -> Self:
+    def from_gguf(
+        cls, file: GGUFFile, *, dtype: torch.dtype, device: torch.device | str, packed: bool = False
+    ) -> Self:
         """Load every weight; raises a `ModelError` for a file it cannot run."""
         metadata = Metadata(file)
         config = Gemma3Config.from_metadata(metadata)
-        reader = WeightReader(file, dtype=dtype, device=device)
+        reader = WeightReader(file, dtype=dtype, device=device, packed=packed)
         embedding, head = read_tables(reader, metadata, config.hidden_size)
         frequencies = (
             inverse_frequencies(config.theta_global, config.head_dim) / config.positions_factor,

@@ -76,12 +76,14 @@ class PlainDecoder(Decoder):
     has_head_norms: ClassVar[bool] = False
 
     @classmethod
-    def from_gguf(cls, file: GGUFFile, *, dtype: torch.dtype, device: torch.device | str) -> Self:
+    def from_gguf(
+        cls, file: GGUFFile, *, dtype: torch.dtype, device: torch.device | str, packed: bool = False
+    ) -> Self:
         """Load every weight; raises a `ModelError` for a file it cannot run."""
         metadata = Metadata(file)
         metadata.refuse("expert_count", "experts (mixtures)")
         config = PlainConfig.from_metadata(metadata)
-        reader = WeightReader(file, dtype=dtype, device=device)
+        reader = WeightReader(file, dtype=dtype, device=device, packed=packed)
         embedding, head = read_tables(reader, metadata, config.hidden_size)
         parts = DecoderParts(
             embedding=embedding,

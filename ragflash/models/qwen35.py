@@ -155,11 +155,13 @@ class Qwen35(HybridDecoder):
     mtp: MtpHead | None = None
 
     @classmethod
-    def from_gguf(cls, file: GGUFFile, *, dtype: torch.dtype, device: torch.device | str) -> Self:
+    def from_gguf(
+        cls, file: GGUFFile, *, dtype: torch.dtype, device: torch.device | str, packed: bool = False
+    ) -> Self:
         """Load every weight; raises a `ModelError` for a file it cannot run."""
         metadata = Metadata(file)
         config = Qwen35Config.from_metadata(metadata)
-        reader = WeightReader(file, dtype=dtype, device=device)
+        reader = WeightReader(file, dtype=dtype, device=device, packed=packed)
         embedding, head = read_tables(reader, metadata, config.hidden_size)
         ffn = cls._ffn_reader(metadata, reader, config.hidden_size)
         frequencies = inverse_frequencies(config.rope_theta, config.rotated_dim)

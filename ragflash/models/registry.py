@@ -6,9 +6,10 @@ from typing import Literal, Protocol, cast
 
 import torch
 
-from ragflash.errors import ArchitectureUnknown
+from ragflash.errors import ArchitectureUnknown, SettingInvalid
 from ragflash.gguf.reader import GGUFFile
 from ragflash.models.contract import Model, SequenceShape
+from ragflash.models.packed import PACKABLE_FORMATS
 
 ARCHITECTURES = {
     "gemma3": "ragflash.models.gemma3:Gemma3",
@@ -21,6 +22,7 @@ ARCHITECTURES = {
 }
 
 ComputeDtype = Literal["auto", "float32", "bfloat16"]
+WeightForm = Literal["dense", "packed"]
 
 _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 
@@ -28,7 +30,14 @@ _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 class ModelClass(Protocol):
     """What the table's entries are."""
 
-    def from_gguf(self, file: GGUFFile, *, dtype: torch.dtype, device: torch.device | str) -> Model:
+    def from_gguf(
+        self,
+        file: GGUFFile,
+        *,
+        dtype: torch.dtype,
+        device: torch.device | str,
+        packed: bool = False,
+    ) -> Model:
         """Load the weights; raises a `ModelError` for a file that it cannot run."""
 
     def shape(self, file: GGUFFile) -> SequenceShape:
@@ -48,7 +57,11 @@ def model_class(architecture: str) -> ModelClass:
 
 
 def load_model(
-    file: GGUFFile, *, dtype: ComputeDtype = "auto", device: torch.device | str = "cpu"
+    file: GGUFFile,
+    *,
+    dtype: ComputeDtype = "auto",
+    weights: WeightForm = "dense",
+    device: torch.device | str = "cpu",
 ) -> Model:
     """Load a model file.
 
@@ -56,15 +69,30 @@ def load_model(
         file: May be closed afterwards.
         dtype: What the model computes in; `auto` is bfloat16 where the CPU multiplies it in
             hardware, float32 elsewhere. The choice is the model's `compute_dtype`.
+        weights: `dense` unpacks them; `packed` keeps 4-bit matrices as they are (`models.packed`).
         device: Where weights lie and the model runs.
 
     Raises:
         ModelError: The file cannot be run; the subclass and the text say why.
+        SettingInvalid: There is nothing that can stay packed.
     """
+    if weights == "packed":
+        _require_packable(file, torch.device(device))
     architecture = file.require("general.architecture", str)
     if dtype == "auto":
         dtype = "bfloat16" if cpu_multiplies_bfloat16() else "float32"
-    return model_class(architecture).from_gguf(file, dtype=_DTYPES[dtype], device=device)
+    return model_class(architecture).from_gguf(
+        file, dtype=_DTYPES[dtype], device=device, packed=weights == "packed"
+    )
+
+
+def _require_packable(file: GGUFFile, device: torch.device) -> None:
+    formats = {tensor.type.name for tensor in file.tensors.values()}
+    if device.type != "cpu" or formats.isdisjoint(PACKABLE_FORMATS):
+        raise SettingInvalid(
+            f"weights can stay packed on a CPU in a file of {' or '.join(PACKABLE_FORMATS)}; "
+            f"{file.path.name} has {', '.join(sorted(formats))}: leave them dense"
+        )
 
 
 def cpu_multiplies_bfloat16() -> bool:

@@ -10,14 +10,30 @@ from ragflash.gguf.reader import GGUFFile
 from ragflash.models.layers import Activation, GatedFFN, Norm, silu
 from ragflash.models.linear import DenseLinear, Embedding, Linear, PackedEmbedding
 from ragflash.models.moe import ExpertMatrices
+from ragflash.models.packed import PackedLinear, can_pack
 from ragflash_kernels.dequant import dequantize
 
 
 class WeightReader:
-    """Unpacks tensors by name, checks their shapes, and knows which it was asked for."""
+    """Unpacks tensors by name, checks their shapes, and knows which it was asked for.
 
-    def __init__(self, file: GGUFFile, *, dtype: torch.dtype, device: torch.device | str) -> None:
+    Args:
+        file: Where they are.
+        dtype: Of matrices that are unpacked.
+        device: Where tensors go.
+        packed: Whether matrices of 4-bit blocks stay as they are.
+    """
+
+    def __init__(
+        self,
+        file: GGUFFile,
+        *,
+        dtype: torch.dtype,
+        device: torch.device | str,
+        packed: bool = False,
+    ) -> None:
         self._file = file
+        self._packed = packed
         self._dtype = dtype
         self._device = device
         self._used: set[str] = set()
@@ -34,7 +50,7 @@ class WeightReader:
 
     def vector(self, name: str, size: int) -> torch.Tensor:
         """Return float32 `[size]`; norms and the like are never rounded to the compute dtype."""
-        return self._unpacked(name, (size,), None, torch.float32).view(size).to(self._device)
+        return self._unpacked(name, (size,), torch.float32).view(size).to(self._device)
 
     def norm(self, name: str, size: int, eps: float) -> Norm:
         """Return a norm by the weights `[size]` of a tensor."""
@@ -63,16 +79,18 @@ class WeightReader:
             UnsupportedTensorType: A tensor is stored in a format that ragflash does not read.
         """
         orders = row_orders or [None] * len(names)
-        fused = torch.empty(in_features, sum(out_features), dtype=self._dtype, device=self._device)
-        start = 0
+        bias = self._bias(biases, out_features) if biases else None
+        stored = []
         for name, size, order in zip(names, out_features, orders, strict=True):
-            rows = self._unpacked(name, (size, in_features), order, self._dtype)
-            fused[:, start : start + size].copy_(rows.t())
-            start += size
-        if not biases:
-            return DenseLinear(fused)
-        parts = [self.vector(b, size) for b, size in zip(biases, out_features, strict=True)]
-        return DenseLinear(fused, torch.cat(parts).to(self._dtype))
+            blocks, block_format = self._stored(name, (size, in_features))
+            stored.append((blocks if order is None else blocks[order], block_format))
+        if self._packed and can_pack([kind for _, kind in stored], sum(out_features)):
+            return PackedLinear(torch.cat([blocks for blocks, _ in stored]), stored[0][1], bias)
+        fused = torch.empty(in_features, sum(out_features), dtype=self._dtype, device=self._device)
+        columns = torch.split(fused, [*out_features], dim=1)
+        for (blocks, block_format), target in zip(stored, columns, strict=True):
+            target.copy_(dequantize(blocks, block_format=block_format, dtype=self._dtype).t())
+        return DenseLinear(fused, bias)
 
     def gated_ffn(
         self,
@@ -93,7 +111,7 @@ class WeightReader:
 
     def embedding(self, name: str, vocab_size: int, hidden_size: int) -> Embedding:
         """Return a table of token vectors."""
-        rows = self._unpacked(name, (vocab_size, hidden_size), None, self._dtype)
+        rows = self._unpacked(name, (vocab_size, hidden_size), self._dtype)
         return Embedding(rows.t().contiguous().to(self._device))
 
     def packed_embedding(self, name: str, vocab_size: int, hidden_size: int) -> PackedEmbedding:
@@ -114,7 +132,7 @@ class WeightReader:
 
     def tensor(self, name: str, shape: tuple[int, ...]) -> torch.Tensor:
         """Return a tensor of any shape as float32, as it is stored."""
-        return self._unpacked(name, shape, None, torch.float32).view(shape).to(self._device)
+        return self._unpacked(name, shape, torch.float32).view(shape).to(self._device)
 
     def require_all_used(self) -> None:
         """Raise `ModelError` when the file holds tensors that nobody asked for.
@@ -128,16 +146,12 @@ class WeightReader:
                 f"not use, among them {', '.join(unused[:3])}"
             )
 
-    def _unpacked(
-        self,
-        name: str,
-        shape: tuple[int, ...],
-        row_order: torch.Tensor | None,
-        dtype: torch.dtype,
-    ) -> torch.Tensor:
+    def _bias(self, names: Sequence[str], sizes: Sequence[int]) -> torch.Tensor:
+        parts = [self.vector(name, size) for name, size in zip(names, sizes, strict=True)]
+        return torch.cat(parts).to(self._dtype)
+
+    def _unpacked(self, name: str, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
         blocks, block_format = self._stored(name, shape)
-        if row_order is not None:
-            blocks = blocks[row_order]
         return dequantize(blocks, block_format=block_format, dtype=dtype)
 
     def _stored(self, name: str, shape: tuple[int, ...]) -> tuple[torch.Tensor, str]:

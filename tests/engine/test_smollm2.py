@@ -100,3 +100,9 @@ def test_says_what_it_runs(engine, packaged_model_path):
     assert (info.architecture, info.device) == ("llama", "cpu")
     assert info.weights.startswith("Q")
     assert 0 < info.context_tokens <= 8192
+
+
+def test_says_that_weights_stay_packed(packaged_model_path):
+    client = start_engine(packaged_model_path, kv_bytes=64 << 20, threads=2, weights="packed")
+    client.close()
+    assert client.info().compute_dtype.endswith("+int4")

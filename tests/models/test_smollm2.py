@@ -17,9 +17,9 @@ GOLDEN = json.loads(
 PAGES = (2, 0)
 
 
-def load(path: Path, dtype: str) -> Model:
+def load(path: Path, dtype: str, weights: str = "dense") -> Model:
     with GGUFFile.open(path) as file:
-        return load_model(file, dtype=dtype)
+        return load_model(file, dtype=dtype, weights=weights)
 
 
 @pytest.fixture(scope="module")
@@ -76,6 +76,22 @@ def test_verifying_a_draft_gives_the_tokens_of_decoding(model):
     wanted = tuple(range(len(case["prompt"]) - 1, len(rows)))
     logits = forward(model, PagePool(model.kv_layout, 3), rows, 0, wanted)
     assert logits.argmax(-1).tolist() == case["tokens"]
+
+
+def test_packed_weights_read_prompts_exactly_and_decode_nearly_so(packaged_model_path):
+    packed = load(packaged_model_path, "float32", "packed")
+    top_ids, exact = torch.tensor(GOLDEN["top_ids"]), torch.tensor(GOLDEN["top_logits"])
+    prompt = all_logits(packed).gather(1, top_ids)
+    torch.testing.assert_close(prompt, exact, rtol=0, atol=2e-3)
+    pool = PagePool(packed.kv_layout, 3)
+    decoded = torch.cat(
+        [
+            forward(packed, pool, GOLDEN["ids"][start : start + 16], start, tuple(range(16)))
+            for start in range(0, 192, 16)
+        ]
+    )
+    assert (decoded.argmax(-1) == top_ids[:192, 0]).float().mean() > 0.95
+    assert (decoded.gather(1, top_ids[:192]) - exact[:192]).abs().mean() < 0.1
 
 
 @pytest.mark.slow
