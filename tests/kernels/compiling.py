@@ -17,19 +17,30 @@ from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 from triton.experimental.gluon._runtime import GluonASTSource
 
+from ragflash_kernels.kv_codec import kernel as kv_kernel
+from ragflash_kernels.kv_codec.formats import (
+    KvFormat,
+    page_layout,
+    rotation_group,
+    scale_block,
+)
 from ragflash_kernels.qmatmul import gluon_kernel, kernel
 from ragflash_kernels.qmatmul.formats import RECORD_FORMATS
 from ragflash_kernels.qmatmul.launch import record_constants
 
 
 def compile_kernel(function, pointers, constants, *, sm: int, warps: int, registers=None):
-    """Compile a jit function; arguments that are neither pointers nor constants are int32."""
+    """Compile a jit function; arguments that are neither named nor constants are int32."""
     names = function.arg_names
     signature = {
         name: "constexpr" if name in constants else pointers.get(name, "i32") for name in names
     }
     source = GluonASTSource if function.is_gluon() else ASTSource
-    aligned = {(names.index(name),): [["tt.divisibility", 16]] for name in pointers}
+    aligned = {
+        (names.index(name),): [["tt.divisibility", 16]]
+        for name, kind in pointers.items()
+        if kind.startswith("*")
+    }
     options = {"num_warps": warps} | ({"maxnreg": registers} if registers else {})
     return triton.compile(
         source(
@@ -79,10 +90,28 @@ def quantize(sm: int, dtype: str):
     )
 
 
+def encode(sm: int, kv_format: str, head_dim: str):
+    """The encoder of pages of a format."""
+    fmt, dim = KvFormat(kv_format), int(head_dim)
+    layout, group = page_layout(fmt, 256, dim), rotation_group(dim)
+    constants = {
+        "DIM": dim, "GROUP": group, "STAGES": group.bit_length() - 1 if fmt.rotated else 0,
+        "BLOCK": scale_block(fmt, dim), "TOKENS": 8, "SIZE": layout.size, "HIGH": layout.high,
+        "SCALES": layout.scales, "BITS": 8 if fmt is KvFormat.Q8_0 else 4,
+        "LEVELS": {KvFormat.TQ3_0: 4, KvFormat.TQ4: 8}.get(fmt, 0), "HAS_OFFSETS": True,
+    }  # fmt: skip
+    pointers = {
+        "x": "*fp16", "offsets": "*fp32", "first": "*fp32", "last": "*fp32", "out": "*u8",
+        "root": "fp32",
+    }  # fmt: skip
+    return compile_kernel(kv_kernel.encode_kernel, pointers, constants, sm=sm, warps=4)
+
+
 KERNELS: dict[str, Callable] = {
     "qmatmul": qmatmul,
     "qmatmul_plain": qmatmul_plain,
     "quantize": quantize,
+    "encode": encode,
 }
 
 

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from ragflash_kernels.kv_codec import KvFormat
 from ragflash_kernels.qmatmul.formats import RECORD_FORMATS
 
 ROOT = Path(__file__).parents[2]
@@ -55,3 +56,11 @@ def test_products_fit_every_card(sm):
     check([f"qmatmul:{name}:{rows}:{sm}" for name in RECORD_FORMATS for rows in ROWS])
     check([f"qmatmul_plain:{name}:{rows}:{sm}" for name in RECORD_FORMATS for rows in (16, 32)])
     check([f"quantize:{dtype}:{sm}" for dtype in ("fp32", "fp16", "bf16")])
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1200)
+@pytest.mark.parametrize("sm", ARCHITECTURES)
+def test_codecs_fit_every_card(sm):
+    formats = [kv_format for kv_format in KvFormat if kv_format is not KvFormat.F16]
+    check([f"encode:{kv_format}:{dim}:{sm}" for kv_format in formats for dim in (64, 256)])
