@@ -18,9 +18,9 @@ RagflashError
 ├── ModelError
 │   ├── ModelMissing
 │   ├── GGUFInvalid
+│   │   └── UnsupportedTensorType
 │   ├── ArchitectureUnknown
 │   ├── TensorMissing
-│   ├── UnsupportedTensorType
 │   ├── TokenizerUnknown
 │   └── TemplateInvalid
 ├── EngineError
@@ -190,6 +190,13 @@ class GGUFInvalid(ModelError):
         self.reason = detail
 
 
+class UnsupportedTensorType(GGUFInvalid):
+    """A tensor is in a block format that ragflash does not read, or of a type no format has."""
+
+    code = "tensor_type_unsupported"
+    title = "The model file uses an unsupported tensor type"
+
+
 class ArchitectureUnknown(ModelError):
     """`general.architecture` names a model family that ragflash does not implement."""
 
@@ -202,13 +209,6 @@ class TensorMissing(ModelError):
 
     code = "tensor_missing"
     title = "The model file lacks a tensor"
-
-
-class UnsupportedTensorType(ModelError):
-    """A tensor is stored in a block format that ragflash does not read."""
-
-    code = "tensor_type_unsupported"
-    title = "The model file uses an unsupported tensor type"
 
 
 class TokenizerUnknown(ModelError):

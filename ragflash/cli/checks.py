@@ -118,8 +118,8 @@ def check_model(settings: Settings) -> Finding:
         from ragflash.models.registry import model_class  # noqa: PLC0415  (imports torch)
 
         model_class(architecture)
-        for name, tensor in file.tensors.items():
-            block_format_of(name, tensor.type)
+        for tensor in file.tensors.values():
+            block_format_of(tensor)
         tokenizer = Tokenizer.from_gguf(file, pre_tokenizer=settings.pre_tokenizer)
         template = ChatTemplate.from_gguf(file, tokenizer)
     size_mib = sum(path.stat().st_size for path in file.paths) >> 20

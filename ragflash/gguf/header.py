@@ -16,9 +16,13 @@ from gguf import GGML_QUANT_SIZES, GGMLQuantizationType, GGUFValueType
 
 from ragflash.errors import GGUFInvalid, UnsupportedTensorType
 
-MAX_HEADER_BYTES = 64 * 2**20  # vocabularies of 262,144 tokens take about 15 MiB
-MAX_ARRAY_ITEMS = 4 * 2**20  # of all arrays together
+MAX_HEADER_BYTES = 32 * 2**20  # a vocabulary of 262,144 tokens and its merges take about 16 MiB
+MAX_ARRAY_ITEMS = 2 * 2**20  # of all arrays together; that vocabulary has 1.3 million
 MAX_ARRAY_DEPTH = 4
+MAX_NESTED_ARRAYS = 4 * 2**10  # in one file; no model is known to have any
+MAX_METADATA_ENTRIES = 16 * 2**10
+MAX_TENSORS = 64 * 2**10  # with each of 256 experts a tensor of its own, 46 thousand in 60 layers
+MAX_NAME_BYTES = 2**16 - 1
 MAX_DIMENSIONS = 4
 MAX_ALIGNMENT_BYTES = 64 * 2**10
 DEFAULT_ALIGNMENT_BYTES = 32
@@ -68,14 +72,14 @@ def parse_header(
 
     Raises:
         GGUFInvalid: The bytes break the format or its limits.
-        UnsupportedTensorType: A tensor has a type id that is not in the format's list.
+        UnsupportedTensorType: A tensor's type is not in the format's list.
     """
     cursor = _Cursor(data, min(file_bytes, MAX_HEADER_BYTES))
     tensor_count, metadata_count = _parse_counts(cursor)
     metadata: dict[str, MetadataValue] = {}
     for i in range(metadata_count):
         at = cursor.position
-        key = cursor.string(f"metadata key {i}")
+        key = cursor.name(f"metadata key {i}")
         if key in metadata:
             raise GGUFInvalid(f"metadata key {key!r}", at, "occurs twice")
         metadata[key] = cursor.value(f"metadata {key!r}")
@@ -98,6 +102,7 @@ class _Cursor:
         self._data = data
         self._limit = limit
         self._items_left = MAX_ARRAY_ITEMS
+        self._arrays_left = MAX_NESTED_ARRAYS
         self.position = 0
 
     def take(self, num_bytes: int, field: str) -> int:
@@ -127,8 +132,21 @@ class _Cursor:
         value: int = _U64.unpack_from(self._data, self.take(8, field))[0]
         return value
 
-    def string(self, field: str) -> str:
-        return self.strings(1, field)[0]
+    def name(self, field: str) -> str:
+        at = self.position
+        value = self.strings(1, field)[0]
+        if self.position - at - 8 > MAX_NAME_BYTES:
+            raise GGUFInvalid(field, at, f"is longer than {MAX_NAME_BYTES} bytes")
+        return value
+
+    def count(self, field: str, *, largest: int, min_bytes: int) -> int:
+        """A number of things of at least `min_bytes` each, which must fit into what is left."""
+        at = self.position
+        value = self.u64(field)
+        if value > largest:
+            raise GGUFInvalid(field, at, f"{value}, at most {largest} are read")
+        self.require_left(value * min_bytes, field)
+        return value
 
     def strings(self, count: int, field: str) -> tuple[str, ...]:
         """`count` length-prefixed strings; written for speed, a vocabulary passes through it."""
@@ -179,6 +197,11 @@ class _Cursor:
             )
         self._items_left -= count
         if kind is GGUFValueType.ARRAY:
+            if count > self._arrays_left:
+                raise GGUFInvalid(
+                    field, at, f"{count} arrays, arrays may hold {MAX_NESTED_ARRAYS} in one file"
+                )
+            self._arrays_left -= count
             return tuple(self.array(field, depth + 1) for _ in range(count))
         return self.values(kind, count, field)
 
@@ -208,10 +231,10 @@ def _parse_counts(cursor: _Cursor) -> tuple[int, int]:
         raise GGUFInvalid("version", 4, "the file is big-endian; convert it to little-endian")
     if version not in (2, 3):
         raise GGUFInvalid("version", 4, f"version {version} is not read, only 2 and 3 are")
-    tensor_count = cursor.u64("tensor count")
-    metadata_count = cursor.u64("metadata count")
-    cursor.require_left(metadata_count * _MIN_METADATA_BYTES, "metadata count")
-    cursor.require_left(tensor_count * _MIN_TENSOR_BYTES, "tensor count")
+    tensor_count = cursor.count("tensor count", largest=MAX_TENSORS, min_bytes=_MIN_TENSOR_BYTES)
+    metadata_count = cursor.count(
+        "metadata count", largest=MAX_METADATA_ENTRIES, min_bytes=_MIN_METADATA_BYTES
+    )
     return tensor_count, metadata_count
 
 
@@ -228,7 +251,7 @@ def _alignment(metadata: Mapping[str, MetadataValue], position: int) -> int:
 
 def _parse_tensor(cursor: _Cursor, index: int, alignment: int) -> TensorInfo:
     """One entry of the tensor table; its offset is still relative to the data."""
-    name = cursor.string(f"tensor name {index}")
+    name = cursor.name(f"tensor name {index}")
     at = cursor.position
     num_dimensions = cursor.u32(f"tensor {name!r} dimensions")
     if not 1 <= num_dimensions <= MAX_DIMENSIONS:
@@ -242,7 +265,7 @@ def _parse_tensor(cursor: _Cursor, index: int, alignment: int) -> TensorInfo:
         tensor_type = GGMLQuantizationType(type_number)
     except ValueError as error:
         raise UnsupportedTensorType(
-            f"tensor {name!r} has the unknown type {type_number} at byte {type_at}"
+            f"tensor {name!r} type", type_at, f"{type_number} is no type of the format"
         ) from error
     block_elements, block_bytes = GGML_QUANT_SIZES[tensor_type]
     if extents[0] % block_elements or 0 in extents:

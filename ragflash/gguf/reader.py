@@ -60,7 +60,6 @@ class GGUFFile:
         Raises:
             ModelMissing: There is no readable file at `path`, or a part of it is not there.
             GGUFInvalid: It is not a well-formed GGUF file, or its parts do not belong together.
-            UnsupportedTensorType: A tensor has a type id that the format does not define.
         """
         paths = find_parts(Path(path))
         mappings = [_mapped(part) for part in paths]
@@ -103,7 +102,7 @@ class GGUFFile:
             raise TensorMissing(f"{self.path.name} has no tensor {name!r}")
         if self._mappings is None:
             raise ValueError(f"{self.path} is closed")
-        block_format = block_format_of(name, tensor.type)
+        block_format = block_format_of(tensor)
         row_bytes = tensor.shape[-1] // block_format.elements_per_block
         row_bytes *= block_format.bytes_per_block
         mapping = self._mappings[tensor.part]
@@ -218,7 +217,6 @@ def _parsed(path: Path, mapping: mmap.mmap) -> Part:
     try:
         metadata, tensors = parse_header(mapping, len(mapping))
     except GGUFInvalid as error:
-        raise GGUFInvalid(
-            error.field, error.offset_bytes, f"{error.reason}, in {path.name}"
-        ) from error
+        kind, reason = type(error), f"{error.reason}, in {path.name}"
+        raise kind(error.field, error.offset_bytes, reason) from error
     return Part(path, metadata, tensors)

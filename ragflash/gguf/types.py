@@ -6,6 +6,7 @@ from types import MappingProxyType
 from gguf import GGMLQuantizationType
 
 from ragflash.errors import UnsupportedTensorType
+from ragflash.gguf.header import TensorInfo
 from ragflash_kernels.quant_layout import BLOCK_FORMATS, BlockFormat
 
 READABLE_FORMATS: Mapping[GGMLQuantizationType, BlockFormat] = MappingProxyType(
@@ -13,16 +14,17 @@ READABLE_FORMATS: Mapping[GGMLQuantizationType, BlockFormat] = MappingProxyType(
 )
 
 
-def block_format_of(tensor_name: str, tensor_type: GGMLQuantizationType) -> BlockFormat:
-    """The format that `tensor_type` is read with.
+def block_format_of(tensor: TensorInfo) -> BlockFormat:
+    """The format that a tensor is read with.
 
     Raises:
-        UnsupportedTensorType: No kernel unpacks it.
+        UnsupportedTensorType: No kernel unpacks its type.
     """
-    block_format = READABLE_FORMATS.get(tensor_type)
+    block_format = READABLE_FORMATS.get(tensor.type)
     if block_format is None:
-        known = ", ".join(BLOCK_FORMATS)
         raise UnsupportedTensorType(
-            f"tensor {tensor_name!r} is stored as {tensor_type.name}; ragflash reads {known}"
+            f"tensor {tensor.name!r}",
+            tensor.offset_bytes,
+            f"is stored as {tensor.type.name}; ragflash reads {', '.join(BLOCK_FORMATS)}",
         )
     return block_format

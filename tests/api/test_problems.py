@@ -26,8 +26,8 @@ def tree(kind: type[RagflashError] = RagflashError) -> Iterator[type[RagflashErr
 def make(kind: type[RagflashError]) -> RagflashError:
     if kind is DocumentUnreadable:
         return DocumentUnreadable("encrypted", "it needs a password")
-    if kind is GGUFInvalid:
-        return GGUFInvalid("tensor count", 8, "too many")
+    if issubclass(kind, GGUFInvalid):
+        return kind("tensor count", 8, "too many")
     return kind("what is wrong")
 
 

@@ -87,7 +87,8 @@ def test_blocks_outlive_the_file_object(small_file: Path) -> None:
 def test_a_format_without_a_kernel_is_refused_when_read(small: GGUFFile) -> None:
     assert small.tensors["ternary"].shape == (1, 256)
     with pytest.raises(
-        UnsupportedTensorType, match=r"'ternary' is stored as TQ1_0; ragflash reads F32, .*IQ4_XS"
+        UnsupportedTensorType,
+        match=r"'ternary' at byte \d+: is stored as TQ1_0; ragflash reads F32, .*IQ4_XS",
     ):
         small.tensor_blocks("ternary")
 
