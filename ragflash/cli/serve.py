@@ -85,6 +85,7 @@ def bind(host: str, port: int) -> socket.socket:
     try:
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         listener.bind(address)
+        listener.listen()  # who connects before the server runs waits, and is not refused
     except OSError as error:
         listener.close()
         raise SettingInvalid(

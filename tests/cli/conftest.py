@@ -1,7 +1,8 @@
 """The command line over a real library, with stand-ins for what takes seconds to load."""
 
 import json
-from collections.abc import Callable
+import logging
+from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
 
@@ -55,6 +56,15 @@ def stand_ins(monkeypatch, tmp_path: Path, data_dir: Path, engine: ClosableEngin
     monkeypatch.setattr(Library, "open", partial(Library.open, parser=TextParser()))
     for module in ("parts", "serve"):
         monkeypatch.setattr(f"ragflash.cli.{module}.start_model", lambda settings: engine)
+
+
+@pytest.fixture(autouse=True)
+def own_log() -> Iterator[None]:
+    """Put back what `serve` configures: it logs to a stream that ends with its test."""
+    root = logging.getLogger()
+    handlers, level = root.handlers[:], root.level
+    yield
+    root.handlers, root.level = handlers, level
 
 
 @pytest.fixture

@@ -18,9 +18,11 @@ from ragflash.settings import load_settings
 def quiet(monkeypatch) -> Iterator[None]:
     """Leave pytest's own log handlers and signals alone."""
     monkeypatch.setattr("ragflash.log.configure", lambda level, style: None)
-    before = signal.getsignal(signal.SIGTERM)
+    before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # background jobs of a shell ignore it
     yield
-    signal.signal(signal.SIGTERM, before)
+    for number, handler in before.items():
+        signal.signal(number, handler)
 
 
 @pytest.fixture
