@@ -1,15 +1,15 @@
 """What kind of thing a question asks for, and whether a text holds one.
 
 "How many days …" wants a number of days, "how often …" a frequency, "in which year …" a date,
-"who …" somebody. A quote without one cannot be the answer, however well its words match. Only
-English questions and texts are judged so; others ask for anything and hold it.
+"who …" somebody. A quote without one cannot be the answer, however well its words match. English
+questions only; others ask for anything.
 """
 
 import re
 from dataclasses import dataclass
 from enum import StrEnum
 
-from ragflash.rag.language import asks_in_english, is_in_other_script, reads_as_english
+from ragflash.rag.language import asks_in_english, is_in_other_script
 from ragflash.rag.sparse import document_vector
 
 _SPELT = """
@@ -180,9 +180,7 @@ def _whole(word: str) -> re.Pattern[str]:
 
 
 def holds(asked: Asked, text: str) -> bool:
-    """Whether a text has something of the kind asked for, or none can tell its language's words."""
-    if asked.kind is AnswerType.ANY or not reads_as_english(text):
-        return True
+    """Whether an English text has something of the kind asked for."""
     if asked.is_bounded and _BOUND.search(text) is None:
         return False
     pattern = _MARKS.get(asked.kind)

@@ -17,7 +17,7 @@ import numpy.typing as npt
 
 from ragflash.rag.answer_type import AnswerType, expected, holds, holds_words, names
 from ragflash.rag.embed import TokenVectors
-from ragflash.rag.language import DIGITS, asks_in_english
+from ragflash.rag.language import DIGITS, asks_in_english, reads_as_english
 from ragflash.rag.library import Library
 from ragflash.rag.quotes import is_quotable
 from ragflash.rag.records import DocumentRecord, Scope, SearchHit
@@ -148,7 +148,7 @@ def gather(
     evidence: list[Evidence] = []
     for candidate, window in zip(best, windows, strict=True):
         met = _words_met(asked, window)
-        is_kind = holds(asked_for, candidate.text)
+        is_kind = holds(asked_for, candidate.text) or not reads_as_english(candidate.hit.chunk.text)
         near = _WINDOW * float(vectors[0] @ _mean(window.vectors)) + _WORDS_MET * float(met.mean())
         weight = candidate.weight + trust * near
         if not is_kind and asked_for.kind is not AnswerType.REASON:  # may stand in a neighbour

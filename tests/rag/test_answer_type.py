@@ -118,18 +118,6 @@ def test_a_question_in_another_language_asks_for_anything(question):
 
 
 @pytest.mark.parametrize(
-    "text",
-    [
-        "Aufzeichnungen des Amtes werden vierzehn Tage lang im Keller verwahrt.",
-        "記録は十四日間保管される。",
-        "سوابق به مدت چهارده روز نگهداری می‌شود.",
-    ],
-)
-def test_a_text_in_another_language_is_not_judged_by_english_words(text):
-    assert holds(expected("How many days are records kept?"), text)
-
-
-@pytest.mark.parametrize(
     ("question", "named"),
     [
         ("Wofür ist die Datei apt_2.conf auf dem Rechner Nordsee?", {"apt_2"}),

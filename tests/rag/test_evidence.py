@@ -220,6 +220,21 @@ def test_a_sentence_without_the_kind_of_answer_weighs_less():
     assert lacking.weight < fitting.weight - 0.01
 
 
+@pytest.mark.parametrize(
+    ("text", "is_kind"),
+    [
+        ("Aufzeichnungen des Amtes werden vierzehn Tage lang im Keller verwahrt.", True),
+        ("記録は十四日間保管される。", True),
+        ("سوابق به مدت چهارده روز نگهداری می‌شود.", True),
+        ("The records of the office are kept in a cellar.", False),
+        ("Records live in cellars.", False),
+    ],
+)
+def test_a_text_in_another_language_is_not_judged_by_english_words(text, is_kind):
+    (item,) = Shelf(a=text).gather("How many days are records kept?")
+    assert item.is_kind is is_kind
+
+
 def test_the_worst_word_is_one_that_the_window_lacks():
     shelf = Shelf(a="The pump has a warranty of two years.")
     (met,) = shelf.gather("the pump warranty")
