@@ -240,4 +240,6 @@ def _filter(scope: VectorFilter) -> qdrant.Filter:
 
 
 def _is_one_of(key: str, values: Collection[str]) -> qdrant.FieldCondition:
-    return qdrant.FieldCondition(key, match=qdrant.MatchAny(sorted(values)))
+    # For one value the engine has a test that takes a third of the time on every point.
+    match = qdrant.MatchAny(sorted(values)) if len(values) > 1 else qdrant.MatchValue(*values)
+    return qdrant.FieldCondition(key, match=match)

@@ -12,7 +12,7 @@ from ragflash.errors import QuestionBlank
 from ragflash.rag.corpus import Corpus
 from ragflash.rag.embed import Embedder
 from ragflash.rag.index import VectorFilter, VectorHit, VectorIndex
-from ragflash.rag.records import Scope, SearchHit, SearchMode
+from ragflash.rag.records import ChunkRecord, Scope, SearchHit, SearchMode
 from ragflash.rag.sparse import (
     Term,
     analyse,
@@ -66,7 +66,7 @@ class Retriever:
             weights = self._weigh(scope, query)
             sparse = _positive(self._index.query_sparse(weights, seen, leg_limit))
         trust = self._embedder.trust(query) if dense and sparse else 1.0  # alone it has all say
-        return self._collect(scope, self._codes(scope, query), dense, sparse, trust)[:limit]
+        return self._collect(scope, self._codes(scope, query), dense, sparse, trust, limit)
 
     def term_weights(self, text: str) -> dict[int, float]:
         """Terms of a text, stop words left out, weighed by how rare they are in the library.
@@ -97,11 +97,18 @@ class Retriever:
         dense: Sequence[VectorHit],
         sparse: Sequence[VectorHit],
         trust: float,
+        limit: int,
     ) -> list[SearchHit]:
         scores = fuse([(dense, trust), (sparse, 1.0)])
         dense_scores = {_key(hit): hit.score for hit in dense}
         sparse_scores = {_key(hit): hit.score for hit in sparse}
-        rows = self._corpus.find_chunks(scope, scores)
+        # Passages are read as far down as it takes; where codes count, all are looked at.
+        ranking = sorted(scores, key=lambda key: (-scores[key], key))
+        step = len(ranking) if codes else limit
+        rows: dict[_Key, tuple[ChunkRecord, str]] = {}
+        for start in range(0, len(ranking), max(step, 1)):
+            if len(rows) < limit:
+                rows |= self._corpus.find_chunks(scope, ranking[start : start + step])
         hits = []
         for key, (chunk, name) in rows.items():
             hit = SearchHit(
@@ -113,7 +120,7 @@ class Retriever:
                 exact=bool(codes) and not codes.isdisjoint(document_identifiers(chunk.text)),
             )
             hits.append(hit)
-        return _raise_exact(sorted(hits, key=_order))
+        return _raise_exact(sorted(hits, key=_order))[:limit]
 
 
 def fuse(legs: Sequence[tuple[Sequence[VectorHit], float]]) -> dict[_Key, float]:
