@@ -121,10 +121,12 @@ def compile_prompt(
     segments: list[TokenSegment] = []
     sources: list[TokenSources] = []
     markup: list[int] = []
-    for piece in template.render_pieces(turns, {**_DEFAULTS, **(variables or {})}):
+    pieces = template.render_pieces(turns, {**_DEFAULTS, **(variables or {})})
+    for at, piece in enumerate(pieces):
         if piece.part_index is None:
             is_markup = piece.kind == "markup"
-            markup += (tokenizer.encode_markup if is_markup else tokenizer.encode)(piece.text)
+            encode = tokenizer.encode_markup if is_markup else tokenizer.encode
+            markup += encode(piece.text, opens=at == 0)
             continue
         part = parts[piece.part_index]
         token_ids, token_sources = _content(part, source_ids, tokenizer)
@@ -143,7 +145,7 @@ def compile_text(text: str, tokenizer: Tokenizer) -> CompiledPrompt:
     Raises:
         InputError: There is no text at all.
     """
-    token_ids = tuple(tokenizer.encode(text))
+    token_ids = tuple(tokenizer.encode(text, opens=True))
     segment = TokenSegment(SegmentKind.QUESTION, token_ids, frozenset())
     return _finish([segment], (), [TokenSources.none(len(token_ids))], tokenizer)
 

@@ -27,11 +27,11 @@ class Tokenizer(Protocol):
     def fingerprint(self) -> str:
         """Digest of all that decides how text is cut."""
 
-    def encode(self, text: str) -> Sequence[int]:
-        """Cut plain text; the spelling of a control token is text like any other."""
+    def encode(self, text: str, *, opens: bool = False) -> Sequence[int]:
+        """Cut plain text, which may open a prompt; no control token is recognised in it."""
 
-    def encode_markup(self, text: str) -> Sequence[int]:
-        """Cut template text, in which control tokens are recognised."""
+    def encode_markup(self, text: str, *, opens: bool = False) -> Sequence[int]:
+        """Cut template text, which may open a prompt and in which control tokens are recognised."""
 
     def encode_with_offsets(self, text: str) -> tuple[Sequence[int], Sequence[int]]:
         """Cut plain text and give the character that each token starts at, or in."""

@@ -8,6 +8,7 @@ its merges. Both merge over the whole text: a blank is a character like others.
 
 from array import array
 from collections.abc import Iterable
+from dataclasses import replace
 
 import numpy as np
 from gguf import TokenType
@@ -16,7 +17,7 @@ from tokenizers import Tokenizer as Segmenter
 from tokenizers import normalizers
 from tokenizers.models import BPE
 
-from ragflash.errors import GGUFInvalid, TokenizerUnknown
+from ragflash.errors import GGUFInvalid
 from ragflash.gguf.reader import GGUFFile
 from ragflash.gguf.vocabulary import (
     HIDDEN_TYPES,
@@ -37,23 +38,16 @@ def scored_spelling(file: GGUFFile, vocabulary: Vocabulary) -> Spelling:
 
     Raises:
         GGUFInvalid: A token has no score, or a byte no token.
-        TokenizerUnknown: The vocabulary wants a blank in front of every text.
     """
-    if file.get(f"{PREFIX}add_space_prefix", bool) is not False:
-        raise TokenizerUnknown(
-            f"{PREFIX}add_space_prefix is not false; ragflash puts no blank in front of texts"
-        )
     scores = file.require_array(f"{PREFIX}scores", float)
     if len(scores) != len(vocabulary.tokens):
         raise GGUFInvalid(
             f"{PREFIX}scores", 0, f"{len(scores)} scores for {len(vocabulary.tokens)} tokens"
         )
-    return _spelling(
-        vocabulary,
-        _scored_merges(vocabulary, np.array(scores)),
-        vocabulary.atoms,
-        add_bos=True,
-    )
+    merges = _scored_merges(vocabulary, np.array(scores))
+    spelling = _spelling(vocabulary, merges, vocabulary.atoms, add_bos=True)
+    has_opening = file.get(f"{PREFIX}add_space_prefix", bool) is not False  # where it is not said
+    return replace(spelling, opening=" " if has_opening else "")
 
 
 def listed_spelling(file: GGUFFile, vocabulary: Vocabulary) -> Spelling:

@@ -49,6 +49,7 @@ class Tokenizer:
         self._bytes = spelling.token_bytes
         self._is_covered = spelling.is_covered
         self._escaped = spelling.escaped
+        self._opening = spelling.opening
         self._markup_ids = vocabulary.markup
         self.markup = MarkupFinder(self._markup_ids)
 
@@ -91,8 +92,11 @@ class Tokenizer:
             spelling = scored_spelling(file, vocabulary)
         return cls(file, vocabulary, spelling, fingerprint)
 
-    def encode(self, text: str) -> list[int]:
+    def encode(self, text: str, *, opens: bool = False) -> list[int]:
         """Ids of text in which nothing is a control token.
+
+        With `opens` it is the beginning of a prompt, where some models (Llama 2, early Mistral)
+        want a blank.
 
         A character whose UTF-8 bytes have no token (some vocabularies lack a few C0 controls and
         unassigned planes) gives no ids for these bytes, as in the model's own tokenizer. A `▁` is
@@ -101,6 +105,8 @@ class Tokenizer:
         Raises:
             InputError: The text holds half of a surrogate pair.
         """
+        if opens and text:
+            text = self._opening + text
         if self._escaped is None:
             return self._segment(text)
         escaped, byte_ids = self._escaped
@@ -123,11 +129,15 @@ class Tokenizer:
         lengths = self._lengths[ids]
         return ids, covered[np.cumsum(lengths) - lengths].tolist()
 
-    def encode_markup(self, text: str) -> list[int]:
-        """Ids of template text, in which control and user-defined tokens are recognised."""
+    def encode_markup(self, text: str, *, opens: bool = False) -> list[int]:
+        """Ids of template text, in which control and user-defined tokens are recognised.
+
+        With `opens` it is the beginning of a prompt; a control token there wants no blank.
+        """
         ids: list[int] = []
         for run, is_token in self.markup.split(text):
-            ids += (self._markup_ids[run],) if is_token else self.encode(run)
+            ids += (self._markup_ids[run],) if is_token else self.encode(run, opens=opens)
+            opens = False
         return ids
 
     def decode(self, ids: Iterable[int]) -> str:

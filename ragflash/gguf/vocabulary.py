@@ -97,6 +97,7 @@ class Spelling:
             the ids of its bytes.
         add_bos: Whether a prompt begins with BOS where the file does not say; `None` where it
             does whatever the file says.
+        opening: What the model was trained to see in front of every text: a blank, or nothing.
     """
 
     segmenter: Segmenter
@@ -104,6 +105,7 @@ class Spelling:
     is_covered: NDArray[np.bool_]
     add_bos: bool | None
     escaped: tuple[str, tuple[int, ...]] | None = None
+    opening: str = ""
 
 
 class MarkupFinder:

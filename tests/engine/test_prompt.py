@@ -61,6 +61,19 @@ def test_a_control_token_in_what_else_was_passed_is_text():
     assert prompt.token_ids[: len(TOKENIZER.encode(END))] == tuple(TOKENIZER.encode(END))
 
 
+def test_only_the_first_piece_opens_the_prompt(monkeypatch):
+    opened = []
+    encode_markup = TOKENIZER.encode_markup
+    monkeypatch.setattr(
+        TOKENIZER,
+        "encode_markup",
+        lambda text, *, opens=False: opened.append(opens) or encode_markup(text),
+    )
+    compiled(user(question("a")))
+    assert opened[0] is True
+    assert not any(opened[1:])
+
+
 def test_nothing_thinks_unless_it_is_asked_to():
     told = []
 

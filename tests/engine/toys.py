@@ -41,7 +41,7 @@ class ToyTokenizer:
         self.vocab_size = len(self._bytes)
         self.stop_ids = frozenset(self._controls[name] for name in stop)
 
-    def encode(self, text: str) -> list[int]:
+    def encode(self, text: str, *, opens: bool = False) -> list[int]:
         return self.encode_with_offsets(text)[0]
 
     def encode_with_offsets(self, text: str) -> tuple[list[int], list[int]]:
@@ -56,7 +56,7 @@ class ToyTokenizer:
             at = end
         return ids, starts
 
-    def encode_markup(self, text: str) -> list[int]:
+    def encode_markup(self, text: str, *, opens: bool = False) -> list[int]:
         for name, token_id in self._controls.items():
             before, found, after = text.partition(name)
             if found:

@@ -13,9 +13,10 @@ from hypothesis import strategies as st
 from tokenizers import Tokenizer as Trained
 from tokenizers import models, trainers
 from transformers.models.gemma.tokenization_gemma import GemmaTokenizer
+from transformers.models.llama.tokenization_llama import LlamaTokenizer
 
 from ragflash.engine.text import IncrementalDecoder
-from ragflash.errors import GGUFInvalid, SettingInvalid, TokenizerUnknown
+from ragflash.errors import GGUFInvalid, SettingInvalid
 from ragflash.gguf.tokenizer import Tokenizer
 
 GOLDENS: list[dict[str, Any]] = json.loads(
@@ -105,6 +106,31 @@ def test_the_best_scored_neighbours_merge_first(
     assert [tokenizer.token_text(token_id) for token_id in tokenizer.encode(text)] == parts
 
 
+@pytest.mark.parametrize("said", [{}, {"add_space_prefix": True}])
+def test_a_prompt_opens_with_a_blank_where_the_model_wants_it(
+    vocabulary_file: Any, said: dict[str, bool]
+) -> None:
+    tokens, merges = train(["so it is", "is it so", "it so is so"], num_tokens=30)
+    vocabulary = [*CONTROLS, *BYTES, *((token, TokenType.NORMAL) for token in tokens)]
+    scores = [-float(rank) for rank in range(len(vocabulary))]
+    ours = Tokenizer.from_gguf(vocabulary_file(vocabulary, model="llama", scores=scores, **said))
+    theirs = LlamaTokenizer(
+        vocab={token: token_id for token_id, (token, _) in enumerate(vocabulary)},
+        merges=[tuple(merge.split(" ")) for merge in merges],
+        bos_token="<bos>",
+        eos_token="<eos>",
+    )
+    for text in ("so it is", "it", "so\nso"):
+        assert ours.encode(text, opens=True) == theirs.encode(text, add_special_tokens=False)
+        marked = f"<bos>{text}<eos>{text}"
+        assert ours.encode_markup(marked, opens=True) == theirs.encode(
+            marked, add_special_tokens=False
+        )
+        assert ours.decode(ours.encode(text)) == text
+    assert ours.encode("", opens=True) == []
+    assert ours.encode_markup("so<eos>", opens=True)[0] == ours.encode(" so")[0]
+
+
 def test_characters_without_a_token_are_spelled_in_bytes(
     scored: tuple[Tokenizer, dict[str, float]],
 ) -> None:
@@ -171,11 +197,6 @@ NORMAL = [("a", TokenType.NORMAL)]
         ({"tokens": NORMAL, "scores": [0.0]}, GGUFInvalid, "no token for the byte 0x00"),
         ({"tokens": BYTES, "scores": [0.0]}, GGUFInvalid, "1 scores for 256 tokens"),
         ({"tokens": BYTES}, GGUFInvalid, "scores.*lacks this key"),
-        (
-            {"tokens": BYTES, "scores": [0.0] * 256, "add_space_prefix": True},
-            TokenizerUnknown,
-            "add_space_prefix",
-        ),
         ({"tokens": BYTES, "model": "gemma4"}, GGUFInvalid, "merges.*lacks this key"),
         (
             {"tokens": [*BYTES, *NORMAL], "model": "gemma4", "merges": ["a a"]},
