@@ -248,12 +248,13 @@ class Ingestor:
             if replaced is not None:
                 self._corpus.move(replaced.id, DocumentState.DELETING)
             self._jobs.move(control.job.id, JobState.DONE)
-        if replaced is not None:
+            tombstones = self._corpus.tombstones()  # also of what could not be erased before
+        for tombstone in tombstones:
             try:
-                self._eraser.purge(replaced)
+                self._eraser.purge(tombstone)
             except RagflashError:
-                # It has its tombstone: nothing finds it, and the next start goes on.
-                _log.warning("a replaced document is not erased yet", extra={"id": replaced.id})
+                # Nothing finds it, and the next job or the next start goes on.
+                _log.warning("a document is not erased yet", extra={"id": tombstone.id})
 
 
 def _warnings(document: Document) -> tuple[str, ...]:

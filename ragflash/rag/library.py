@@ -241,7 +241,7 @@ class Library:
     def delete(self, scope: Scope, document_id: str) -> None:
         """Erase a document in any state; when this returns, nothing of it can be found.
 
-        A failure on the way leaves it hidden; deleting it again, or the next start, goes on.
+        A failure on the way leaves it hidden; the next deletion of it, job or start goes on.
 
         Raises:
             NotFound: It is not in scope.

@@ -226,6 +226,19 @@ def test_a_deletion_that_is_refused_hides_and_is_finished_by_the_next_one_or_the
     assert_in_line(again, tmp_path)
 
 
+def test_a_deletion_that_was_refused_is_finished_by_the_next_job(library, add, refuse, tmp_path):
+    doomed = add("doomed words")
+    refuse(index_of(library), "delete_document", DOWN)
+    with pytest.raises(VectorStoreUnavailable):
+        library.delete(MINE, doomed)
+    later = library.add(MINE, "mine", "b.txt", b"later words")
+    library.wait(MINE, later.job.id, 30)
+    library._worker.leave(later.document.id)
+    assert library._corpus.ids() == {later.document.id}
+    assert index_of(library).documents() == {("mine", later.document.id)}
+    assert_in_line(library, tmp_path)
+
+
 def test_a_replaced_document_that_cannot_be_erased_does_not_harm_the_new_one(
     open_library, library, add, refuse, tmp_path
 ):

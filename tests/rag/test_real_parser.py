@@ -75,13 +75,12 @@ def test_progress_counts_every_page_and_then_every_passage(open_with):
     )
 
 
-@pytest.mark.parametrize("harm", [signal.SIGSEGV, signal.SIGKILL])
-def test_a_file_that_kills_its_parser_twice_fails_alone_and_says_how(open_with, harm):
+def test_a_file_that_kills_its_parser_twice_fails_alone_and_says_how(open_with):
     library, pool = open_with()
-    pool.victim, pool.harm = "bad.pdf", harm
+    pool.victim, pool.harm = "bad.pdf", signal.SIGSEGV
     job, state, reason = ended(library, BOOK, "bad.pdf")
     assert (job.state, state, reason) == (JobState.FAILED, DocumentState.FAILED, "crashed")
-    assert harm.name in job.detail
+    assert "SIGSEGV" in job.detail
     assert len(pool.children) == 2
     assert ended(library, BOOK + b"\n", "good.pdf")[1] is DocumentState.READY
     assert library.health().worker_alive
