@@ -71,14 +71,12 @@ def start_engine(
         template = ChatTemplate.from_gguf(file, tokenizer)
         model = load_model(file, dtype=dtype, weights=weights)
         num_pages = _num_pages(model, kv_bytes, max_slots)
-        compute = _name(model.compute_dtype) + ("+int4" if weights == "packed" else "")
-        info = _info(file, model, template, content_hash(model_path, cache_dir), num_pages, compute)
-    identity = _identity(template, tokenizer, info)
+        info = _info(file, model, template, content_hash(model_path, cache_dir), num_pages, weights)
     core = _core(
         model,
         tokenizer,
         num_pages=num_pages,
-        identity=identity,
+        identity=_identity(template, tokenizer, info),
         max_slots=max_slots,
         chunk_tokens=prefill_chunk_tokens,
         drafter_factory=drafter_factory,
@@ -146,7 +144,7 @@ def _info(
     template: ChatTemplate,
     model_hash: str,
     num_pages: int,
-    compute: str,
+    weights: WeightForm,
 ) -> EngineInfo:
     bytes_of_type: Counter[str] = Counter()
     for tensor in file.tensors.values():
@@ -156,7 +154,7 @@ def _info(
         model_hash=model_hash,
         architecture=file.require("general.architecture", str),
         weights=bytes_of_type.most_common(1)[0][0],
-        compute_dtype=compute,
+        compute_dtype=_name(model.compute_dtype) + ("+int4" if weights == "packed" else ""),
         kv_format=_name(model.kv_layout.dtype),
         context_tokens=min(model.context_tokens, num_pages * PAGE_TOKENS),
         device="cpu",
