@@ -17,7 +17,7 @@ from typing import IO
 from tests.packaging.dockerfile import Dockerfile, Step
 
 MIRROR = "http://deb.debian.org/debian"
-BUILD_S = 1800.0
+BUILD_S = 3600.0  # one step; the packages are some gigabytes
 _BARE = {"PATH": "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"}
 _NETWORK = ("/etc/resolv.conf", "/etc/hosts")
 _HOST = "/host"  # where the host's files and folders are seen
