@@ -89,7 +89,7 @@ class WeightReader:
         fused = torch.empty(in_features, sum(out_features), dtype=self._dtype, device=self._device)
         columns = torch.split(fused, [*out_features], dim=1)
         for (blocks, block_format), target in zip(stored, columns, strict=True):
-            target.copy_(dequantize(blocks, block_format=block_format, dtype=self._dtype).t())
+            self._unpack_transposed(blocks, block_format, target)
         return DenseLinear(fused, bias)
 
     def gated_ffn(
@@ -111,8 +111,9 @@ class WeightReader:
 
     def embedding(self, name: str, vocab_size: int, hidden_size: int) -> Embedding:
         """Return a table of token vectors."""
-        rows = self._unpacked(name, (vocab_size, hidden_size), self._dtype)
-        return Embedding(rows.t().contiguous().to(self._device))
+        table = torch.empty(hidden_size, vocab_size, dtype=self._dtype, device=self._device)
+        self._unpack_transposed(*self._stored(name, (vocab_size, hidden_size)), table)
+        return Embedding(table)
 
     def packed_embedding(self, name: str, vocab_size: int, hidden_size: int) -> PackedEmbedding:
         """Return a table of token vectors that stays packed."""
@@ -149,6 +150,14 @@ class WeightReader:
     def _bias(self, names: Sequence[str], sizes: Sequence[int]) -> torch.Tensor:
         parts = [self.vector(name, size) for name, size in zip(names, sizes, strict=True)]
         return torch.cat(parts).to(self._dtype)
+
+    def _unpack_transposed(
+        self, blocks: torch.Tensor, block_format: str, target: torch.Tensor
+    ) -> None:
+        """Write rows `[out, in]` to `[in, out]`, without holding all of them in between."""
+        dequantize(
+            blocks.to(self._device), block_format=block_format, dtype=self._dtype, out=target.t()
+        )
 
     def _unpacked(self, name: str, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
         blocks, block_format = self._stored(name, shape)
