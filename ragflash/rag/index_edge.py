@@ -30,7 +30,10 @@ _T = TypeVar("_T")
 class QdrantEdgeIndex:
     """Qdrant's engine inside this process, in a folder that one process owns.
 
-    The write-ahead log is on, so that what `upsert` returned from survives a kill.
+    The write-ahead log is on, so that what `upsert` returned from survives a kill. Every search
+    compares all vectors in scope, which is exact: no graph is built, since building one blocks for
+    minutes where it would begin to pay. A deleted point is not found any more, but its place in the
+    segment's file is not overwritten before the engine's `optimize`, which nothing calls.
     """
 
     def __init__(self, shard: qdrant.EdgeShard, folder: Path) -> None:
