@@ -10,6 +10,7 @@ from ragflash.cli import (
     doctor,
     documents,
     evaluate,
+    model,
     move,
     reconcile,
     reindex,
@@ -38,6 +39,7 @@ app.command("move-store")(move.move_store)
 app.command("eval")(evaluate.evaluate)
 app.command()(demo.demo)
 app.command()(doctor.doctor)
+app.add_typer(model.app, name="model")
 app.add_typer(bench.app, name="bench")
 
 

@@ -10,8 +10,9 @@ import torch
 from ragflash.kvcache.pages import PagePool
 from ragflash.models.contract import ForwardBatch, Model, SequenceRows
 from ragflash.models.moe import Experts
-from tests.models.families import FAMILIES, HIDDEN_SIZE, VOCAB_SIZE, Tensors, tile, write_gguf
+from tests.models.families import FAMILIES, HIDDEN_SIZE, VOCAB_SIZE, Tensors, tile
 from tests.models.forwards import PAGES, batch_of, load, poisoned_pool, run
+from tests.models.toy_files import write_gguf
 
 TOLERANCE = 1e-4
 TEXT = random.Random(0).choices(range(VOCAB_SIZE), k=330)

@@ -12,8 +12,9 @@ from torch.nn import functional
 
 from ragflash.errors import ModelError
 from ragflash.models.qwen35 import Qwen35
-from tests.models.families import FAMILIES, HIDDEN_SIZE, VOCAB_SIZE, Tensors, write_gguf
+from tests.models.families import FAMILIES, HIDDEN_SIZE, VOCAB_SIZE, Tensors
 from tests.models.forwards import batch_of, load, poisoned_pool
+from tests.models.toy_files import write_gguf
 
 FAMILY = FAMILIES["qwen35"]
 EPS = 1e-6

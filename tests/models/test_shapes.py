@@ -16,8 +16,9 @@ from ragflash.kvcache.planner import (
     plan_memory,
 )
 from ragflash.models.shapes import model_shape, shape_file, shape_names
-from tests.models.families import FAMILIES, write_gguf
+from tests.models.families import FAMILIES
 from tests.models.forwards import load
+from tests.models.toy_files import write_gguf
 
 GIB = 1 << 30
 

@@ -1,0 +1,175 @@
+"""The `model` commands: fetch model files, say what is in them and what memory they take."""
+
+from typing import Annotated
+
+import typer
+from rich.table import Table
+
+from ragflash.cli.options import DataDirOption, JsonOption
+from ragflash.cli.output import Output
+from ragflash.errors import ContextTooLong, ModelError, SettingInvalid
+from ragflash.kvcache import planner
+from ragflash.kvcache.formats import KV_FORMATS, KVFormatName
+from ragflash.settings import load_settings
+
+__all__ = ["app"]
+
+app = typer.Typer(help="Fetch model files, and see what is in them.", no_args_is_help=True)
+
+_GIB = 1 << 30
+ModelArgument = Annotated[
+    str, typer.Argument(metavar="FILE", help="A GGUF file, or a shape such as qwen35-27b.")
+]
+
+
+@app.command()
+def pull(
+    reference: Annotated[str, typer.Argument(metavar="REPO[:QUANT]", help="On the model hub.")],
+    *,
+    data_dir: DataDirOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Fetch a model's file or parts; one that was interrupted goes on where it stopped.
+
+    Without QUANT: Q4_K_M where there is one. HF_TOKEN and HF_ENDPOINT are heeded.
+    """
+    from ragflash.cli.hub import pull as fetch  # noqa: PLC0415  (slow to import)
+
+    with Output(as_json=as_json) as output:
+        folder = load_settings(data_dir=data_dir).data_dir / "models"
+        with output.progress() as track:
+            path = fetch(reference, folder, report=track)
+        output.say(f"{path}\nSet RAGFLASH_MODEL to this path, or pass it as --model.")
+        output.result({"path": str(path), "bytes": path.stat().st_size})
+
+
+@app.command("list")
+def list_models(*, data_dir: DataDirOption = None, as_json: JsonOption = False) -> None:
+    """List the models that were pulled, and the packaged one."""
+    from ragflash.cli.models import describe, installed  # noqa: PLC0415  (imports torch)
+
+    with Output(as_json=as_json) as output:
+        table = Table("model", "architecture", "weights", "GB", "context", box=None)
+        models = []
+        for path in installed(load_settings(data_dir=data_dir).data_dir / "models"):
+            try:
+                found = describe(path)
+            except ModelError as error:
+                output.complain(f"{path}: {error.detail}")
+                continue
+            models.append(found)
+            table.add_row(
+                found["path"],
+                found["architecture"],
+                found["weights"],
+                f"{found['bytes'] / 1e9:.2f}",
+                str(found["context_tokens"]),
+            )
+        output.show(table)
+        output.result({"models": models})
+
+
+@app.command()
+def show(model: ModelArgument, *, as_json: JsonOption = False) -> None:
+    """Say what a model file is, without loading it."""
+    from ragflash.cli.models import describe, named  # noqa: PLC0415  (imports torch)
+
+    with Output(as_json=as_json) as output:
+        found = describe(named(model))
+        for key, value in found.items():
+            output.say(f"{key.replace('_', ' '):24} {value}")
+        output.result(found)
+
+
+@app.command()
+def plan(
+    model: ModelArgument,
+    *,
+    vram: Annotated[float, typer.Option(help="Memory of the card, or what is free, in GiB.")] = 24,
+    ctx: Annotated[int, typer.Option(help="Tokens of context.")] = 138_696,
+    kv: Annotated[str, typer.Option(help="Format of keys and values.")] = "tq3_0",
+    slots: Annotated[int, typer.Option(help="Sequences decoded together.")] = 1,
+    verify_rows: Annotated[int, typer.Option(help="Rows of a draft's verification.")] = 21,
+    as_json: JsonOption = False,
+) -> None:
+    """Say what a model takes of a card's memory, and what each option costs in context.
+
+    The exit code is 1 when it does not fit.
+    """
+    from ragflash.cli.models import named_shape  # noqa: PLC0415  (imports torch)
+
+    with Output(as_json=as_json) as output:
+        options = planner.PlanOptions(
+            int(vram * _GIB), ctx, _kv_format(kv), slots=slots, verify_rows=verify_rows
+        )
+        for name, value in (("vram", vram), ("ctx", ctx), ("slots", slots)):
+            if value <= 0:
+                raise SettingInvalid(f"--{name} {value} must be positive")
+        if verify_rows < 1:
+            raise SettingInvalid(f"--verify-rows {verify_rows} must be at least 1")
+        shape = named_shape(model)
+        if ctx > shape.context_tokens:
+            raise ContextTooLong(
+                f"{shape.name} was trained for {shape.context_tokens} tokens, not {ctx}",
+                limit_tokens=shape.context_tokens,
+            )
+        planned = planner.plan_memory(shape, options)
+        most = planner.most_context_tokens(shape, options)
+        others = planner.alternatives(shape, options)
+        _print_plan(output, planned, most, others)
+        output.result(
+            {
+                "model": shape.name,
+                "fits": planned.fits,
+                "vram_bytes": options.vram_bytes,
+                "total_bytes": planned.total_bytes,
+                "left_bytes": planned.left_bytes,
+                "context_tokens": ctx,
+                "most_context_tokens": most,
+                "parts": {part.name: part.num_bytes for part in planned.parts},
+                "host_weight_bytes": shape.host_weight_bytes,
+                "alternatives": dict(others),
+            }
+        )
+    if not planned.fits:
+        raise typer.Exit(1)
+
+
+def _kv_format(name: str) -> KVFormatName:
+    for known in KV_FORMATS:
+        if name == known:
+            return known
+    raise SettingInvalid(f"--kv {name}: known are {', '.join(KV_FORMATS)}")
+
+
+def _print_plan(
+    output: Output,
+    planned: planner.MemoryPlan,
+    most: int,
+    others: list[tuple[str, int]],
+) -> None:
+    """Show the table, the verdict, and what else fits."""
+    shape, options = planned.shape, planned.options
+    output.say(f"{shape.name}, {options.context_tokens:,} tokens of context\n")
+    table = Table("part", "GiB", "bytes", "", box=None)
+    for part in planned.parts:
+        kind = "allowance" if part.is_estimate else ""
+        table.add_row(part.name, f"{part.num_bytes / _GIB:.3f}", f"{part.num_bytes:,}", kind)
+    for name, num_bytes in (("total", planned.total_bytes), ("the card", options.vram_bytes)):
+        table.add_row(name, f"{num_bytes / _GIB:.3f}", f"{num_bytes:,}")
+    output.show(table)
+    if shape.host_weight_bytes:
+        held = shape.host_weight_bytes / _GIB
+        output.say(f"\n{held:.3f} GiB of embeddings stay in the computer's own memory.")
+    if planned.fits:
+        left = planned.left_bytes / _GIB
+        output.say(f"\nIt fits; {left:.2f} GiB are left, enough for {most:,} tokens of context.")
+    else:
+        lacking = -planned.left_bytes / _GIB
+        said = f"at most {most:,} tokens of context fit" if most else "no context at all fits"
+        output.say(f"\nIt does not fit: {lacking:.2f} GiB are lacking; {said}.")
+    output.say("\nWith another option, the context that fits:")
+    costs = Table("option", "tokens", "difference", box=None)
+    for name, num_tokens in others:
+        costs.add_row(name, f"{num_tokens:,}", f"{num_tokens - most:+,}")
+    output.show(costs)
