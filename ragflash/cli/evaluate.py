@@ -16,8 +16,12 @@ from ragflash.cli.output import Output
 from ragflash.cli.parts import SCOPE, library_and_engine
 from ragflash.errors import SettingInvalid
 from ragflash.rag.records import DEFAULT_COLLECTION
-from ragflash.samples import LANGUAGES, sample_path
+from ragflash.samples import LANGUAGES, QUESTIONS_NAME, sample_path
 from ragflash.settings import load_settings
+
+LanguagesOption = Annotated[
+    bool, typer.Option("--languages", help="Take the built-in set in other languages.")
+]
 
 
 def evaluate(
@@ -26,9 +30,7 @@ def evaluate(
         typer.Argument(help="Documents and a questions.jsonl; the built-in ones if left out."),
     ] = None,
     *,
-    languages: Annotated[
-        bool, typer.Option("--languages", help="Take the built-in set in other languages.")
-    ] = False,
+    languages: LanguagesOption = False,
     engine: EngineOption = EngineChoice.AUTO,
     limit: Annotated[int | None, typer.Option(min=1, help="Ask only the first questions.")] = None,
     model: ModelOption = None,
@@ -46,11 +48,7 @@ def evaluate(
         Output(as_json=as_json) as output,
         tempfile.TemporaryDirectory(prefix="ragflash-eval-") as data_dir,
     ):
-        if folder is not None and languages:
-            raise SettingInvalid("--languages names a folder of its own: leave FOLDER out")
-        if folder is None:
-            built_in = sample_path(evaluation.QUESTIONS_NAME).parent
-            folder = built_in / LANGUAGES if languages else built_in
+        folder = _choose_folder(folder, languages=languages)
         settings = load_settings(data_dir=Path(data_dir), model=model)
         questions = evaluation.read_questions(folder)[:limit]
         with (
@@ -86,6 +84,13 @@ def evaluate(
                 "rows": evaluation.report_rows(results),
             }
         )
+
+
+def _choose_folder(folder: Path | None, *, languages: bool) -> Path:
+    if folder is not None and languages:
+        raise SettingInvalid("--languages names a folder of its own: leave FOLDER out")
+    name = f"{LANGUAGES}/{QUESTIONS_NAME}" if languages else QUESTIONS_NAME
+    return folder or sample_path(name).parent
 
 
 def _table(columns: dict[str, dict[str, float]]) -> Table:

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from ragflash.errors import NotFound
 
-__all__ = ["LANGUAGES", "LANGUAGE_SAMPLES", "SAMPLES", "Sample", "sample_path"]
+__all__ = ["LANGUAGES", "LANGUAGE_SAMPLES", "QUESTIONS_NAME", "SAMPLES", "Sample", "sample_path"]
 
 QUESTIONS_NAME = "questions.jsonl"
 LANGUAGES = "languages"
