@@ -118,8 +118,8 @@ def _all_there(name: _SplitName, folder: Path) -> tuple[Path, ...]:
     missing = [part for part in parts if part not in present]
     if missing:
         raise ModelMissing(
-            f"{name.model} is split into {name.count} parts, and {len(missing)} of them are not in "
-            f"{folder}: {_listed(missing)}; put them there, from where the others come"
+            f"{name.model} lacks {len(missing)} of its {name.count} parts in {folder}: "
+            f"{_listed(missing)}; download what is missing into the same folder"
         )
     return parts
 

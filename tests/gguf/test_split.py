@@ -78,13 +78,17 @@ def test_blocks_outlive_a_closed_split_model(folder: Path) -> None:
 def test_a_missing_part_is_named(folder: Path, given: int) -> None:
     part(folder, 3).unlink()
     for read in (GGUFFile.open, content_hash):
-        with pytest.raises(ModelMissing, match=r"1 of them .*: tiny-00003-of-00003\.gguf; put"):
+        with pytest.raises(
+            ModelMissing, match=r"lacks 1 of its 3 parts .*: tiny-00003-of-00003\.gguf; down"
+        ):
             read(part(folder, given))
 
 
 def test_many_missing_parts_are_counted(tmp_path: Path) -> None:
     part(tmp_path, 1, 99_999).write_bytes(b"")
-    with pytest.raises(ModelMissing, match=r"99998 of them .*00006-of-99999\.gguf and 99993 more"):
+    with pytest.raises(
+        ModelMissing, match=r"lacks 99998 of its 99999 .*00006-of-99999\.gguf and 99993 more"
+    ):
         GGUFFile.open(tmp_path)
 
 

@@ -6,6 +6,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from ragflash_kernels.dequant import dequantize, reference
 from ragflash_kernels.errors import KernelInputError
@@ -78,6 +79,27 @@ def test_what_was_packed_comes_back(name: str) -> None:
     bits = int(name.lstrip("IQ")[0])
     assert np.all(error[:3] <= 2 * 2.0**-bits * np.sqrt((values[:3] ** 2).mean(axis=1)))
     assert error[3] == 0
+
+
+class LargestResult(TorchDispatchMode):
+    """Notes the bytes of the largest tensor that any operation returns."""
+
+    num_bytes = 0
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        result = func(*args, **(kwargs or {}))
+        self.num_bytes = max(self.num_bytes, result.numel() * result.element_size())
+        return result
+
+
+@pytest.mark.parametrize("name", FORMATS)
+def test_beside_the_result_there_is_one_chunk(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(reference, "CHUNK_ELEMENTS", 4096)
+    blocks = torch.from_numpy(tame_rows(name, 64, 512 // BLOCK_FORMATS[name].elements_per_block))
+    out = torch.empty(512, 64).t()
+    with LargestResult() as largest:
+        dequantize(blocks, block_format=name, dtype=torch.float32, out=out)
+    assert 0 < largest.num_bytes <= 4096 * 4
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
