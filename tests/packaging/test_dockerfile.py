@@ -83,7 +83,9 @@ def built(image: Dockerfile, tmp_path_factory):
     root = CleanRoot(folder / "root", image.base)
     for step in image.steps:
         root.run(step, ROOT)
-    yield Container(root, image, folder)
+    container = Container(root, image, folder)
+    yield container
+    container.client.close()
     shutil.rmtree(folder / "root")
 
 
