@@ -8,7 +8,8 @@ import pytest
 from ragflash.bench.record import read_series, summarise
 
 RESULTS = Path(__file__).parents[2] / "docs" / "results"
-EVALS = ("eval.json", "eval_engine_none.json")
+EVALS = sorted(path.name for path in RESULTS.glob("eval*.json"))
+QUESTIONS = {"samples": 30, "languages": 41}  # by folder
 BENCHES = [
     path for path in sorted(RESULTS.glob("*.json")) if "bench" in json.loads(path.read_text())
 ]
@@ -27,15 +28,12 @@ def test_a_result_says_where_it_comes_from(path):
     assert {"cpu", "cores", "memory_bytes"} <= result["hardware"].keys()
 
 
-@pytest.mark.parametrize("name", EVALS)
-def test_figures_follow_from_the_rows(name):
-    result = json.loads((RESULTS / name).read_text(encoding="utf-8"))
-    rows = result["rows"]
+def figures(rows: list[dict]) -> dict:
     answerable = [row for row in rows if row["answerable"]]
     others = [row for row in rows if not row["answerable"]]
     sent = sum(len(row["citations"]) for row in rows)
     own = sum(len(row["citations"]) for row in answerable)
-    assert result["metrics"] == {
+    return {
         "quote_located_rate": share(sum(row["located"] for row in rows), sent),
         "citation_page_recall": share(
             sum(row["page_hits"] > 0 for row in answerable), len(answerable)
@@ -49,7 +47,16 @@ def test_figures_follow_from_the_rows(name):
             sum(not row["answered"] for row in answerable), len(answerable)
         ),
     }
-    assert len(rows) == 30
+
+
+@pytest.mark.parametrize("name", EVALS)
+def test_figures_follow_from_the_rows(name):
+    result = json.loads((RESULTS / name).read_text(encoding="utf-8"))
+    rows = result["rows"]
+    assert result["metrics"] == figures(rows)
+    assert len(rows) == QUESTIONS[result["folder"]]
+    for language, found in result.get("languages", {}).items():
+        assert found == figures([row for row in rows if row["language"] == language])
 
 
 def test_the_model_of_a_result_is_named():
