@@ -35,7 +35,7 @@ def model_path(settings: Settings) -> Path:
         ModelMissing: It is not there; says how to get one.
     """
     if settings.model is not None:
-        if settings.model.exists():
+        if settings.model.is_file() or settings.model.is_dir():
             return settings.model
         raise ModelMissing(
             f"there is no model file at {settings.model}: "

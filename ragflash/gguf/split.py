@@ -126,7 +126,7 @@ def _all_there(name: _SplitName, folder: Path) -> tuple[Path, ...]:
 
 def _files_in(folder: Path) -> set[Path]:
     try:
-        return {path for path in folder.iterdir() if path.suffix == ".gguf"}
+        return {path for path in folder.iterdir() if path.suffix == ".gguf" and path.is_file()}
     except OSError as error:
         raise ModelMissing(f"{folder} cannot be read: {error.strerror}") from error
 
