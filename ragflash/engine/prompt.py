@@ -13,8 +13,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ragflash.engine.request import ChatMessage, SegmentKind, Span, TextSegment
-from ragflash.engine.tokens import Template, Tokenizer
-from ragflash.errors import InputError
+from ragflash.engine.tokens import Piece, Template, Tokenizer
+from ragflash.errors import InputError, TemplateInvalid
 
 NO_SOURCE = -1
 # An answer under constraints begins where the prompt ends, so no model may think there unasked.
@@ -112,8 +112,9 @@ def compile_prompt(
         variables: What the template is told besides; `enable_thinking` is false unless set here.
 
     Raises:
-        InputError: There is no text at all, or the template refuses these messages.
-        TemplateInvalid: The template fails.
+        InputError: There is no text at all, or the template refuses these messages, or it fails
+            with these variables.
+        TemplateInvalid: The template fails by itself.
     """
     parts = [segment for message in messages for segment in message.segments]
     source_ids = tuple(dict.fromkeys(span.source_id for part in parts for span in part.spans))
@@ -121,8 +122,7 @@ def compile_prompt(
     segments: list[TokenSegment] = []
     sources: list[TokenSources] = []
     markup: list[int] = []
-    pieces = template.render_pieces(turns, {**_DEFAULTS, **(variables or {})})
-    for at, piece in enumerate(pieces):
+    for at, piece in enumerate(_rendered(turns, template, variables or {})):
         if piece.part_index is None:
             is_markup = piece.kind == "markup"
             encode = tokenizer.encode_markup if is_markup else tokenizer.encode
@@ -137,6 +137,17 @@ def compile_prompt(
     sources.append(TokenSources.none(len(markup)))
     segments.append(TokenSegment(SegmentKind.QUESTION, tuple(markup), frozenset()))
     return _finish(segments, source_ids, sources, tokenizer)
+
+
+def _rendered(
+    turns: Sequence[tuple[str, Sequence[str]]], template: Template, variables: Mapping[str, object]
+) -> Sequence[Piece]:
+    try:
+        return template.render_pieces(turns, {**_DEFAULTS, **variables})
+    except TemplateInvalid as error:
+        if not variables:
+            raise
+        raise InputError(f"with {', '.join(variables)} as given, {error}") from error
 
 
 def compile_text(text: str, tokenizer: Tokenizer) -> CompiledPrompt:

@@ -2,7 +2,7 @@ import pytest
 
 from ragflash.engine.prompt import NO_SOURCE, compile_prompt
 from ragflash.engine.request import ChatMessage, SegmentKind, Span, TextSegment
-from ragflash.errors import InputError
+from ragflash.errors import InputError, TemplateInvalid
 from tests.engine.toys import (
     END,
     TURN,
@@ -72,6 +72,17 @@ def test_only_the_first_piece_opens_the_prompt(monkeypatch):
     compiled(user(question("a")))
     assert opened[0] is True
     assert not any(opened[1:])
+
+
+def test_variables_that_a_template_cannot_take_are_the_fault_of_the_request():
+    class Failing(TurnTemplate):
+        def render_pieces(self, messages, variables=None):
+            raise TemplateInvalid("the chat template fails: 'int' object is not iterable")
+
+    with pytest.raises(InputError, match="with tools, x as given, the chat template fails"):
+        compile_prompt(user(question("a")), Failing(), TOKENIZER, {"tools": 5, "x": 1})
+    with pytest.raises(TemplateInvalid):
+        compile_prompt(user(question("a")), Failing(), TOKENIZER)
 
 
 def test_nothing_thinks_unless_it_is_asked_to():
