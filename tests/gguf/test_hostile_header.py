@@ -8,11 +8,12 @@ import sys
 import tracemalloc
 from pathlib import Path
 
+import gguf
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ragflash.errors import GGUFInvalid, UnsupportedTensorType
+from ragflash.errors import GGUFInvalid, TokenizerUnknown, UnsupportedTensorType
 from ragflash.gguf.header import (
     MAX_ARRAY_ITEMS,
     MAX_HEADER_BYTES,
@@ -23,6 +24,8 @@ from ragflash.gguf.header import (
     parse_header,
 )
 from ragflash.gguf.reader import GGUFFile
+from ragflash.gguf.tokenizer import Tokenizer
+from tests.gguf.conftest import write
 
 U8, U32, BOOL, STRING, ARRAY = 0, 4, 7, 8, 9
 PADDING_BYTES = 32  # behind the last tensor, at most
@@ -276,6 +279,23 @@ def test_shallow_nesting_and_empty_arrays_are_read() -> None:
         file_of(entry("a", ARRAY, nested(2)), entry("b", ARRAY, array(STRING, 0)), version=2)
     )
     assert metadata == {"a": (((7,),),), "b": ()}
+
+
+@pytest.mark.parametrize("tokens", [None, [], ["a", "b"]])
+def test_a_vocabulary_that_encodes_nothing_is_refused(
+    tmp_path: Path, tokens: list[str] | None
+) -> None:
+    writer = gguf.GGUFWriter(tmp_path / "mute.gguf", "llama")
+    if tokens is not None:
+        writer.add_tokenizer_model("gpt2")
+        writer.add_tokenizer_pre("gpt-2")
+        writer.add_array("tokenizer.ggml.merges", ["a b"])
+        if tokens:
+            writer.add_token_list(tokens)
+            writer.add_token_types([gguf.TokenType.NORMAL] * len(tokens))
+    write(writer)
+    with pytest.raises((GGUFInvalid, TokenizerUnknown)):
+        Tokenizer.from_gguf(GGUFFile.open(tmp_path / "mute.gguf"))
 
 
 @given(share=st.floats(0, 1, exclude_max=True))
