@@ -26,7 +26,8 @@ def dequantize(
         blocks: uint8 `[R, row_bytes]`; the last dimension is contiguous.
         block_format: A key of `BLOCK_FORMATS`.
         dtype: float32, float16 or bfloat16.
-        out: Written and returned when given: `[R, C]` of `dtype`, on the device of `blocks`.
+        out: Written and returned when given: `[R, C]` of `dtype` and any strides, on the device of
+            `blocks`.
 
     Returns:
         `[R, C]`, C being the number of values in a row.
