@@ -46,16 +46,18 @@ class Family:
         """Of the family, unique."""
         return self.architecture + self.variant
 
-    def build(self, seed: int = 0) -> torch.nn.Module:
+    def build(self, seed: int = 0, vocab_size: int = VOCAB_SIZE) -> torch.nn.Module:
         """Make the model in transformers, float32, random from `seed`."""
         model_class = getattr(transformers, self.model_class)
-        config = model_class.config_class(
-            vocab_size=VOCAB_SIZE,
-            hidden_size=HIDDEN_SIZE,
-            max_position_embeddings=CONTEXT_TOKENS,
-            attn_implementation="eager",
+        sizes: dict[str, object] = {
             **self.config,
-        )
+            "vocab_size": vocab_size,
+            "hidden_size": HIDDEN_SIZE,
+            "max_position_embeddings": CONTEXT_TOKENS,
+        }
+        if "vocab_size_per_layer_input" in sizes:
+            sizes["vocab_size_per_layer_input"] = vocab_size
+        config = model_class.config_class(attn_implementation="eager", **sizes)
         torch.manual_seed(seed)
         if hasattr(config, "num_experts"):
             config._experts_implementation = "eager"  # the others know no float64

@@ -4,9 +4,13 @@ from collections.abc import Mapping
 from pathlib import Path
 
 import numpy as np
-from gguf import GGMLQuantizationType, GGUFWriter, quants
+from gguf import GGMLQuantizationType, GGUFWriter, TokenType, quants
+from tokenizers.pre_tokenizers import ByteLevel
 
 from tests.models.families import Tensors, Value
+
+TURNS = ("<|endoftext|>", "<|im_start|>", "<|im_end|>")
+TOKENS = (*sorted(ByteLevel.alphabet()), "er", *TURNS)
 
 
 def write_gguf(
@@ -16,9 +20,15 @@ def write_gguf(
     tensors: Tensors,
     *,
     quantized: bool = False,
+    tokenizer: bool = False,
 ) -> Path:
-    """Write a model file without a tokenizer; `quantized` stores matrices as Q8_0."""
+    """Write a model file; `quantized` stores matrices as Q8_0.
+
+    With `tokenizer` it has one of `TOKENS`: a token a byte, one merge, and the turns of ChatML.
+    """
     writer = GGUFWriter(path, architecture)
+    if tokenizer:
+        _add_tokenizer(writer)
     adders = {
         int: writer.add_uint32,
         float: writer.add_float32,
@@ -37,3 +47,14 @@ def write_gguf(
     writer.write_tensors_to_file()
     writer.close()
     return path
+
+
+def _add_tokenizer(writer: GGUFWriter) -> None:
+    writer.add_tokenizer_model("gpt2")
+    writer.add_tokenizer_pre("qwen2")
+    writer.add_token_list(list(TOKENS))
+    kinds = [TokenType.CONTROL if token in TURNS else TokenType.NORMAL for token in TOKENS]
+    writer.add_token_types([int(kind) for kind in kinds])
+    writer.add_token_merges(["e r"])
+    writer.add_eos_token_id(TOKENS.index("<|im_end|>"))
+    writer.add_add_bos_token(False)
