@@ -11,6 +11,7 @@ from ragflash.models.linear import Linear
 from ragflash.models.recurrent import LayerRows, StateShape
 from ragflash_kernels.conv1d import causal_conv1d
 from ragflash_kernels.gated_delta import (
+    DeltaRows,
     gated_delta_chunked,
     gated_delta_recurrent,
     gated_delta_tree,
@@ -112,20 +113,16 @@ class GatedDeltaNet:
         """Return the heads `[T, Hv, Dv]` float32 of one sequence, and keep what they leave."""
         assert step.states is not None
         tail = step.states.tail(rows.slot, self.layer)
-        q, k, v = self._heads(causal_conv1d(inputs, tail, self.conv))
+        delta = DeltaRows(*self._heads(causal_conv1d(inputs, tail, self.conv)), log_decay, beta)
         memory = step.states.memory(rows.slot, self.layer)
         num_certain = rows.num_rows - rows.num_draft
         outputs, tape = [], None
         if num_certain:
             form = gated_delta_recurrent if num_certain == 1 else gated_delta_chunked
-            first = slice(num_certain)
-            out, memory = form(q[first], k[first], v[first], log_decay[first], beta[first], memory)
+            out, memory = form(delta[:num_certain], memory)
             outputs.append(out)
         if rows.num_draft:
-            rest = slice(num_certain, None)
-            out, tape = gated_delta_tree(
-                q[rest], k[rest], v[rest], log_decay[rest], beta[rest], memory
-            )
+            out, tape = gated_delta_tree(delta[num_certain:], memory)
             outputs.append(out)
         step.states.keep(rows.slot, self.layer, LayerRows(inputs, memory, tape))
         return torch.cat(outputs)

@@ -9,6 +9,7 @@ earlier one, and each layer is given vectors of the tokens of its own.
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from itertools import count
+from math import sqrt
 from typing import Self
 
 import torch
@@ -194,9 +195,9 @@ class LayerInputs:
 
     def __call__(self, token_ids: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
         """Return `[N, layers, P]` for token ids `[N]` and their scaled vectors `[N, H]`."""
-        own = self.table(token_ids).view(len(x), -1, self.size) * self.size**0.5
-        projected = (self.projection(x) * float(x.shape[1]) ** -0.5).view_as(own)
-        return (self.norm(projected) + own) * 2.0**-0.5
+        own = self.table(token_ids).view(len(x), -1, self.size) * sqrt(self.size)
+        projected = (self.projection(x) / sqrt(x.shape[1])).view_as(own)
+        return (self.norm(projected) + own) * sqrt(0.5)
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,7 +13,7 @@ from pathlib import Path
 import numpy as np
 import torch
 from gguf import GGUFReader, quants
-from transformers import GenerationConfig, LlamaConfig, LlamaForCausalLM
+from transformers import GenerationConfig, LlamaConfig, LlamaForCausalLM, PreTrainedModel
 
 from ragflash.gguf.packaged import packaged_model_path
 from ragflash.gguf.reader import GGUFFile
@@ -102,7 +102,7 @@ def load_transformers_llama(path: Path) -> LlamaForCausalLM:
     return model
 
 
-def greedy(model: LlamaForCausalLM, prompt: list[int]) -> list[int]:
+def greedy(model: PreTrainedModel, prompt: list[int]) -> list[int]:
     config = GenerationConfig(
         max_new_tokens=NUM_GREEDY_TOKENS,
         do_sample=False,
@@ -118,17 +118,13 @@ def greedy(model: LlamaForCausalLM, prompt: list[int]) -> list[int]:
     return tokens
 
 
-def main() -> None:
-    path = packaged_model_path()
-    with GGUFFile.open(path) as file:
-        tokenizer = Tokenizer.from_gguf(file)
-    text = (ROOT / "ragflash" / "samples" / "bug-reporting.txt").read_text(encoding="utf-8")
-    ids = tokenizer.encode(text)[:NUM_TEXT_TOKENS]
-    model = load_transformers_llama(path)
+def write_goldens(
+    name: str, path: Path, model: PreTrainedModel, ids: list[int], prompts: list[list[int]]
+) -> None:
+    """Write what a model computes for a text, and how it goes on after prompts."""
     with torch.no_grad():
         logits = model(torch.tensor([ids])).logits[0]
         top = logits.topk(NUM_TOP)
-        prompts = [QUESTION_IDS, ids[:100]]
         golden = {
             "model": path.name,
             "ids": ids,
@@ -137,8 +133,18 @@ def main() -> None:
             "logsumexp": [round(x, 5) for x in logits.logsumexp(-1).tolist()],
             "greedy": [{"prompt": p, "tokens": greedy(model, p)} for p in prompts],
         }
-    out = Path(__file__).with_name("smollm2_logits.json")
+    out = Path(__file__).with_name(name)
     out.write_text(json.dumps(golden, separators=(",", ":")) + "\n", encoding="utf-8")
+
+
+def main() -> None:
+    path = packaged_model_path()
+    with GGUFFile.open(path) as file:
+        tokenizer = Tokenizer.from_gguf(file)
+    text = (ROOT / "ragflash" / "samples" / "bug-reporting.txt").read_text(encoding="utf-8")
+    ids = tokenizer.encode(text)[:NUM_TEXT_TOKENS]
+    model = load_transformers_llama(path)
+    write_goldens("smollm2_logits.json", path, model, ids, [QUESTION_IDS, ids[:100]])
 
 
 if __name__ == "__main__":

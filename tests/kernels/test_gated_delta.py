@@ -1,6 +1,6 @@
 """The forms of the gated delta rule agree with each other and with the equations."""
 
-from dataclasses import dataclass
+from dataclasses import replace
 
 import pytest
 import torch
@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 
 from ragflash_kernels.errors import KernelInputError
 from ragflash_kernels.gated_delta import (
+    DeltaRows,
     gated_delta_advance,
     gated_delta_chunked,
     gated_delta_recurrent,
@@ -18,28 +19,13 @@ from ragflash_kernels.gated_delta import (
 KEY_HEADS, VALUE_HEADS, KEY_DIM, VALUE_DIM = 2, 6, 16, 12
 
 
-@dataclass(frozen=True)
-class Rows:
-    q: torch.Tensor
-    k: torch.Tensor
-    v: torch.Tensor
-    log_decay: torch.Tensor
-    beta: torch.Tensor
-
-    def __getitem__(self, at) -> "Rows":
-        return Rows(*(x[at] for x in self.all()))
-
-    def all(self) -> tuple[torch.Tensor, ...]:
-        return self.q, self.k, self.v, self.log_decay, self.beta
-
-
-def random_rows(num_rows: int, seed: int = 0) -> tuple[Rows, torch.Tensor]:
+def random_rows(num_rows: int, seed: int = 0) -> tuple[DeltaRows, torch.Tensor]:
     generator = torch.Generator().manual_seed(seed)
 
     def normal(*shape: int) -> torch.Tensor:
         return torch.randn(*shape, generator=generator)
 
-    rows = Rows(
+    rows = DeltaRows(
         normal(num_rows, KEY_HEADS, KEY_DIM),
         normal(num_rows, KEY_HEADS, KEY_DIM),
         normal(num_rows, VALUE_HEADS, VALUE_DIM),
@@ -57,8 +43,8 @@ def assert_close(found: torch.Tensor, expected: torch.Tensor) -> None:
 def test_chunks_equal_rows_one_by_one(num_rows):
     rows, state = random_rows(num_rows, seed=num_rows)
     before = state.clone()
-    out, after = gated_delta_chunked(*rows.all(), state)
-    expected, expected_after = gated_delta_recurrent(*rows.all(), state)
+    out, after = gated_delta_chunked(rows, state)
+    expected, expected_after = gated_delta_recurrent(rows, state)
     assert_close(out, expected)
     assert_close(after, expected_after)
     assert torch.equal(state, before)
@@ -76,15 +62,15 @@ def test_rows_one_by_one_equal_the_equations():
             s = s * rows.log_decay[t, head].double().exp()
             s = s + torch.outer(k, rows.beta[t, head].double() * (rows.v[t, head] - k @ s))
             expected[t, head] = q @ s
-    out, _ = gated_delta_recurrent(*rows.all(), state)
+    out, _ = gated_delta_recurrent(rows, state)
     torch.testing.assert_close(out.double(), expected, rtol=1e-4, atol=1e-5)
 
 
 def test_strong_decay_stays_finite():
     rows, state = random_rows(130)
-    rows = Rows(rows.q, rows.k, rows.v, rows.log_decay * 400, rows.beta)
-    out, after = gated_delta_chunked(*rows.all(), state)
-    expected, expected_after = gated_delta_recurrent(*rows.all(), state)
+    rows = DeltaRows(rows.q, rows.k, rows.v, rows.log_decay * 400, rows.beta)
+    out, after = gated_delta_chunked(rows, state)
+    expected, expected_after = gated_delta_recurrent(rows, state)
     assert_close(out, expected)
     assert_close(after, expected_after)
 
@@ -107,39 +93,38 @@ def path_to(row: int, parents: list[int]) -> list[int]:
 @given(parents=trees(), seed=st.integers(0, 99))
 def test_every_path_of_a_tree_equals_its_rows_in_sequence(parents, seed):
     rows, state = random_rows(len(parents), seed)
-    out, tape = gated_delta_tree(*rows.all(), state, parents=parents)
+    out, tape = gated_delta_tree(rows, state, parents=parents)
     for row in range(len(parents)):
         path = path_to(row, parents)
-        expected, after = gated_delta_recurrent(*rows[path].all(), state)
+        expected, after = gated_delta_recurrent(rows[path], state)
         assert_close(out[row], expected[-1])
         assert_close(gated_delta_advance(state, tape, path), after)
 
 
 def test_a_chain_is_the_tree_of_one_path():
     rows, state = random_rows(20)
-    out, tape = gated_delta_tree(*rows.all(), state)
-    expected, _ = gated_delta_recurrent(*rows.all(), state)
+    out, tape = gated_delta_tree(rows, state)
+    expected, _ = gated_delta_recurrent(rows, state)
     assert_close(out, expected)
     for length in range(1, 21):
-        _, after = gated_delta_recurrent(*rows[:length].all(), state)
+        _, after = gated_delta_recurrent(rows[:length], state)
         assert_close(gated_delta_advance(state, tape, range(length)), after)
     assert torch.equal(gated_delta_advance(state, tape, ()), state)
 
 
 def test_refuses_what_does_not_fit():
     rows, state = random_rows(4)
-    q, k, v, log_decay, beta = rows.all()
-    for arguments in (
-        (q[:3], k, v, log_decay, beta, state),
-        (q, k, v[:, :5], log_decay[:, :5], beta[:, :5], state[:5]),
-        (q, k, v, log_decay, beta[:, :5], state),
-        (q, k, v, log_decay, beta, state[..., :3]),
-        (q, k, v, log_decay.half(), beta, state),
-        (q[:0], k[:0], v[:0], log_decay[:0], beta[:0], state),
+    for changed, before in (
+        (replace(rows, q=rows.q[:3]), state),
+        (replace(rows, v=rows.v[:, :5]), state),
+        (replace(rows, beta=rows.beta[:, :5]), state),
+        (replace(rows, log_decay=rows.log_decay.half()), state),
+        (rows, state[..., :3]),
+        (rows[:0], state),
     ):
         with pytest.raises(KernelInputError):
-            gated_delta_recurrent(*arguments)
+            gated_delta_recurrent(changed, before)
     with pytest.raises(KernelInputError, match="does not come before"):
-        gated_delta_tree(*rows.all(), state, parents=[-1, 1, 0, 0])
+        gated_delta_tree(rows, state, parents=[-1, 1, 0, 0])
     with pytest.raises(KernelInputError, match="3 parents for 4"):
-        gated_delta_tree(*rows.all(), state, parents=[-1, 0, 0])
+        gated_delta_tree(rows, state, parents=[-1, 0, 0])

@@ -302,7 +302,7 @@ GEMMA_CONFIG: dict[str, object] = {
     "rms_norm_eps": 1e-6,
     "sliding_window": 16,
 }
-GEMMA4_PATTERN = [True, True, True, False, True, True, False]
+GEMMA4_PATTERN = [True, True, True, True, False, True, False]
 GEMMA4_LAYERS = ["sliding_attention" if local else "full_attention" for local in GEMMA4_PATTERN]
 GEMMA4_SHARED = 2  # last layers that read the keys of earlier ones
 
@@ -380,7 +380,7 @@ FAMILIES = {
         Family("gemma4", "Gemma4ForCausalLM",
                {**GEMMA4_CONFIG, "num_global_key_value_heads": 1, "attention_k_eq_v": True,
                 "hidden_size_per_layer_input": 0},
-               {**GEMMA4_METADATA,
+               {**GEMMA4_METADATA, "embedding_length_per_layer_input": 0,
                 "attention.head_count_kv": [2 if local else 1 for local in GEMMA4_PATTERN]},
                GEMMA4, convert_gemma4),
         Family("gemma4", "Gemma4ForCausalLM",

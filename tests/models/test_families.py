@@ -12,7 +12,8 @@ from ragflash.models.contract import ForwardBatch, Model, SequenceRows
 from ragflash.models.moe import Experts
 from tests.models.families import FAMILIES, HIDDEN_SIZE, VOCAB_SIZE, Tensors, tile
 from tests.models.forwards import PAGES, batch_of, load, poisoned_pool, run
-from tests.models.toy_files import write_gguf
+from tests.models.goldens import load_golden
+from tests.models.toy_files import TOKENS, write_gguf
 
 TOLERANCE = 1e-4
 TEXT = random.Random(0).choices(range(VOCAB_SIZE), k=330)
@@ -57,6 +58,19 @@ def test_equals_transformers(oracles, name):
     oracle = oracles(name)
     assert oracle.logits.std() > 0.5
     assert_close(run(oracle.model, TEXT, []), oracle.logits)
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_equals_llama_cpp(tmp_path, name):
+    """Its own arithmetic is rougher: it keeps keys and values in f16."""
+    golden, family = load_golden("llama_cpp.json")["toys"][name], FAMILIES[name]
+    tensors = family.tensors(family.build(seed=1, vocab_size=len(TOKENS)))
+    path = write_gguf(tmp_path / "toy.gguf", family.architecture, family.metadata, tensors)
+    logits = run(load(path), golden["ids"], [])
+    top_ids = torch.tensor(golden["top_ids"])
+    assert (logits.argmax(-1) == top_ids[:, 0]).float().mean() > 0.99
+    expected = torch.tensor(golden["top_logits"])
+    torch.testing.assert_close(logits.gather(1, top_ids), expected, rtol=0, atol=6e-3)
 
 
 @pytest.mark.parametrize("size", [1, 63, 64, 65, 257])
@@ -278,7 +292,7 @@ def test_mistakes_show(oracles, tmp_path, mistake):
     apply(tensors, metadata)
     if mistake == "keys of a layer not shared":  # the layer then needs some of its own
         for part in ("attn_k.weight", "attn_v.weight", "attn_k_norm.weight"):
-            tensors[f"blk.5.{part}"] = tensors[f"blk.4.{part}"]
+            tensors[f"blk.5.{part}"] = tensors[f"blk.3.{part}"]
     path = write_gguf(tmp_path / "wrong.gguf", family.architecture, metadata, tensors)
     assert_far(run(load(path), TEXT[:70], []), oracle.logits[:70])
 
@@ -314,7 +328,7 @@ def test_pages_are_shared_out_by_layer(oracles):
     """Layers with windows and layers without have keys of other shapes; some have none."""
     layout = oracles("gemma4").model.kv_layout
     assert [(x.num_kv_heads, x.head_dim) for x in layout.layers] == [
-        (1, 64) if layer in {3, 6} else (2, 32) for layer in range(7)
+        (1, 64) if layer in {4, 6} else (2, 32) for layer in range(7)
     ]
     small = oracles("gemma4-small").model.kv_layout
     assert len(small.layers) == 5

@@ -1,72 +1,40 @@
 """The packaged SmolLM2 against `golden/smollm2_logits.json`, which transformers computed."""
 
-import json
-from pathlib import Path
-
 import pytest
 import torch
 
-from ragflash.gguf.reader import GGUFFile
 from ragflash.kvcache.pages import PagePool
-from ragflash.models.contract import ForwardBatch, Model, SequenceRows
-from ragflash.models.registry import load_model
-
-GOLDEN = json.loads(
-    (Path(__file__).parents[1] / "golden" / "smollm2_logits.json").read_text(encoding="utf-8")
+from ragflash.models.contract import Model
+from tests.models.goldens import (
+    all_logits,
+    assert_golden_logits,
+    forward,
+    greedy_together,
+    load_golden,
+    load_real,
+    perplexity,
 )
-PAGES = (2, 0)
 
-
-def load(path: Path, dtype: str, weights: str = "dense") -> Model:
-    with GGUFFile.open(path) as file:
-        return load_model(file, dtype=dtype, weights=weights)
+GOLDEN = load_golden("smollm2_logits.json")
+PEER = load_golden("llama_cpp.json")["smollm2"]
 
 
 @pytest.fixture(scope="module")
 def model(packaged_model_path) -> Model:
-    return load(packaged_model_path, "float32")
-
-
-def forward(model, pool, tokens, committed, logit_rows):
-    rows = SequenceRows(0, len(tokens), committed, PAGES, logit_rows)
-    positions = torch.arange(committed, committed + len(tokens))
-    return model.forward(ForwardBatch(torch.tensor(tokens), positions, (rows,)), pool)
-
-
-def all_logits(model):
-    ids = GOLDEN["ids"]
-    return forward(model, PagePool(model.kv_layout, 3), ids, 0, tuple(range(len(ids))))
+    return load_real(packaged_model_path)
 
 
 def test_logits_equal_the_golden_ones(model):
-    logits = all_logits(model)
-    top_ids = torch.tensor(GOLDEN["top_ids"])
-    assert torch.equal(logits.argmax(-1), top_ids[:, 0])
-    found = torch.cat([logits.gather(1, top_ids), logits.logsumexp(-1, keepdim=True)], dim=1)
-    golden = torch.cat(
-        [torch.tensor(GOLDEN["top_logits"]), torch.tensor(GOLDEN["logsumexp"])[:, None]], dim=1
-    )
-    torch.testing.assert_close(found, golden, rtol=0, atol=2e-3)
+    assert_golden_logits(model, GOLDEN)
 
 
 def test_greedy_tokens_of_two_prompts_together_equal_the_golden_ones(model):
-    cases = GOLDEN["greedy"]
-    pool = PagePool(model.kv_layout, 2)
-    new, committed, found = [case["prompt"] for case in cases], [0, 0], [[], []]
-    for _ in cases[0]["tokens"]:
-        batch = ForwardBatch(
-            torch.tensor([token for tokens in new for token in tokens]),
-            torch.cat([torch.arange(c, c + len(n)) for c, n in zip(committed, new, strict=True)]),
-            tuple(
-                SequenceRows(i, len(new[i]), committed[i], (i,), (len(new[i]) - 1,)) for i in (0, 1)
-            ),
-        )
-        best = model.forward(batch, pool).argmax(-1).tolist()
-        for i in (0, 1):
-            committed[i] += len(new[i])
-            new[i] = [best[i]]
-            found[i].append(best[i])
-    assert found == [case["tokens"] for case in cases]
+    assert greedy_together(model, GOLDEN) == [case["tokens"] for case in GOLDEN["greedy"]]
+
+
+def test_perplexity_is_that_of_llama_cpp(model):
+    found = perplexity(model, PEER["ids"])
+    assert found == pytest.approx(PEER["perplexity"], rel=0.005)
 
 
 def test_verifying_a_draft_gives_the_tokens_of_decoding(model):
@@ -79,9 +47,9 @@ def test_verifying_a_draft_gives_the_tokens_of_decoding(model):
 
 
 def test_packed_weights_read_prompts_exactly_and_decode_nearly_so(packaged_model_path):
-    packed = load(packaged_model_path, "float32", "packed")
+    packed = load_real(packaged_model_path, weights="packed")
     top_ids, exact = torch.tensor(GOLDEN["top_ids"]), torch.tensor(GOLDEN["top_logits"])
-    prompt = all_logits(packed).gather(1, top_ids)
+    prompt = all_logits(packed, GOLDEN["ids"]).gather(1, top_ids)
     torch.testing.assert_close(prompt, exact, rtol=0, atol=2e-3)
     pool = PagePool(packed.kv_layout, 3)
     decoded = torch.cat(
@@ -96,6 +64,6 @@ def test_packed_weights_read_prompts_exactly_and_decode_nearly_so(packaged_model
 
 @pytest.mark.slow
 def test_bfloat16_agrees_in_most_tokens(packaged_model_path):
-    logits = all_logits(load(packaged_model_path, "bfloat16"))
+    logits = all_logits(load_real(packaged_model_path, dtype="bfloat16"), GOLDEN["ids"])
     agreement = logits.argmax(-1) == torch.tensor(GOLDEN["top_ids"])[:, 0]
     assert agreement.float().mean() > 0.9

@@ -18,6 +18,7 @@ import torch
 from ragflash_kernels.conv1d import check_parents
 from ragflash_kernels.errors import KernelInputError
 from ragflash_kernels.gated_delta.reference import (
+    DeltaRows,
     Tape,
     advance_reference,
     chunked_reference,
@@ -26,6 +27,7 @@ from ragflash_kernels.gated_delta.reference import (
 )
 
 __all__ = [
+    "DeltaRows",
     "Tape",
     "gated_delta_advance",
     "gated_delta_chunked",
@@ -35,21 +37,12 @@ __all__ = [
 
 
 def gated_delta_recurrent(
-    q: torch.Tensor,
-    k: torch.Tensor,
-    v: torch.Tensor,
-    log_decay: torch.Tensor,
-    beta: torch.Tensor,
-    state: torch.Tensor,
+    rows: DeltaRows, state: torch.Tensor
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Take rows one after the other.
 
     Args:
-        q: `[T, Hk, D]`.
-        k: As `q`.
-        v: `[T, Hv, Dv]`; `Hk` divides `Hv`.
-        log_decay: `[T, Hv]` float32, ≤ 0.
-        beta: `[T, Hv]` float32, in 0…1.
+        rows: At least one; `Hk` divides `Hv`.
         state: `[Hv, D, Dv]` float32 before the first row; not changed.
 
     Returns:
@@ -58,38 +51,24 @@ def gated_delta_recurrent(
     Raises:
         KernelInputError: An argument does not fit the description above.
     """
-    _check(q, k, v, log_decay, beta, state)
-    return recurrent_reference(q, k, v, log_decay, beta, state)
+    _check(rows, state)
+    return recurrent_reference(rows, state)
 
 
-def gated_delta_chunked(
-    q: torch.Tensor,
-    k: torch.Tensor,
-    v: torch.Tensor,
-    log_decay: torch.Tensor,
-    beta: torch.Tensor,
-    state: torch.Tensor,
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """Take rows 64 at a time, as products of matrices; arguments as in `gated_delta_recurrent`.
+def gated_delta_chunked(rows: DeltaRows, state: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Take rows 64 at a time, as products of matrices; otherwise as `gated_delta_recurrent`.
 
     The WY form of a product of Householder-like matrices (arXiv:2412.06464, section 3.3); equal to
     the recurrent form but for the order of sums.
     """
-    _check(q, k, v, log_decay, beta, state)
-    return chunked_reference(q, k, v, log_decay, beta, state)
+    _check(rows, state)
+    return chunked_reference(rows, state)
 
 
 def gated_delta_tree(
-    q: torch.Tensor,
-    k: torch.Tensor,
-    v: torch.Tensor,
-    log_decay: torch.Tensor,
-    beta: torch.Tensor,
-    state: torch.Tensor,
-    *,
-    parents: Sequence[int] | None = None,
+    rows: DeltaRows, state: torch.Tensor, *, parents: Sequence[int] | None = None
 ) -> tuple[torch.Tensor, Tape]:
-    """Take rows that may be rejected; other arguments as in `gated_delta_recurrent`.
+    """Take rows that may be rejected; otherwise as `gated_delta_recurrent`.
 
     `parents` has for each row the row before it, a smaller number, -1 for the state; `None` is a
     chain.
@@ -97,9 +76,9 @@ def gated_delta_tree(
     Returns:
         `o` `[T, Hv, Dv]` float32, and what `gated_delta_advance` needs.
     """
-    _check(q, k, v, log_decay, beta, state)
-    check_parents(parents, len(q))
-    return tree_reference(q, k, v, log_decay, beta, state, parents)
+    _check(rows, state)
+    check_parents(parents, len(rows.q))
+    return tree_reference(rows, state, parents)
 
 
 def gated_delta_advance(state: torch.Tensor, tape: Tape, path: Sequence[int]) -> torch.Tensor:
@@ -107,14 +86,8 @@ def gated_delta_advance(state: torch.Tensor, tape: Tape, path: Sequence[int]) ->
     return advance_reference(state, tape, path)
 
 
-def _check(
-    q: torch.Tensor,
-    k: torch.Tensor,
-    v: torch.Tensor,
-    log_decay: torch.Tensor,
-    beta: torch.Tensor,
-    state: torch.Tensor,
-) -> None:
+def _check(rows: DeltaRows, state: torch.Tensor) -> None:
+    q, k, v = rows.q, rows.k, rows.v
     if q.dim() != 3 or v.dim() != 3 or q.shape != k.shape or len(q) != len(v) or not len(q):
         raise KernelInputError(
             f"q {tuple(q.shape)}, k {tuple(k.shape)} and v {tuple(v.shape)} are not twice "
@@ -123,11 +96,11 @@ def _check(
     num_rows, num_value_heads, value_dim = v.shape
     if num_value_heads % q.shape[1]:
         raise KernelInputError(f"{q.shape[1]} key heads do not divide {num_value_heads}")
-    if not log_decay.shape == beta.shape == (num_rows, num_value_heads):
+    if not rows.log_decay.shape == rows.beta.shape == (num_rows, num_value_heads):
         raise KernelInputError(
-            f"decay {tuple(log_decay.shape)} and beta {tuple(beta.shape)} are not [T, Hv]"
+            f"decay {tuple(rows.log_decay.shape)} and beta {tuple(rows.beta.shape)} are not [T, Hv]"
         )
     if state.shape != (num_value_heads, q.shape[2], value_dim):
         raise KernelInputError(f"state {tuple(state.shape)} is not [Hv, D, Dv]")
-    if not log_decay.dtype == beta.dtype == state.dtype == torch.float32:
+    if not rows.log_decay.dtype == rows.beta.dtype == state.dtype == torch.float32:
         raise KernelInputError("decay, beta and state must be float32")

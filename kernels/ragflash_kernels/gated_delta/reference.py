@@ -20,6 +20,36 @@ _EPS = 1e-6  # of the squared length of queries and keys
 
 
 @dataclass(frozen=True, slots=True)
+class DeltaRows:
+    """Rows of one sequence.
+
+    Attributes:
+        q: `[T, Hk, D]`.
+        k: As `q`.
+        v: `[T, Hv, Dv]`.
+        log_decay: `[T, Hv]` float32, ≤ 0.
+        beta: `[T, Hv]` float32, in 0…1.
+    """
+
+    q: torch.Tensor
+    k: torch.Tensor
+    v: torch.Tensor
+    log_decay: torch.Tensor
+    beta: torch.Tensor
+
+    def __getitem__(self, at: slice | Sequence[int]) -> "DeltaRows":
+        """Return some of the rows."""
+        return DeltaRows(self.q[at], self.k[at], self.v[at], self.log_decay[at], self.beta[at])
+
+    def heads(self) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        """Return Q, K and V `[Hv, T, …]` float32, Q and K of length 1, queries scaled too."""
+        repeats = self.v.shape[1] // self.q.shape[1]
+        q, k = _of_length_1(self.q) * self.q.shape[2] ** -0.5, _of_length_1(self.k)
+        q, k = (x.repeat(1, repeats, 1).transpose(0, 1) for x in (q, k))
+        return q, k, self.v.float().transpose(0, 1)
+
+
+@dataclass(frozen=True, slots=True)
 class Tape:
     """What rows would do to the state.
 
@@ -34,45 +64,30 @@ class Tape:
     decay: torch.Tensor
 
 
-def recurrent_reference(
-    q: torch.Tensor,
-    k: torch.Tensor,
-    v: torch.Tensor,
-    log_decay: torch.Tensor,
-    beta: torch.Tensor,
-    state: torch.Tensor,
-) -> tuple[torch.Tensor, torch.Tensor]:
+def recurrent_reference(rows: DeltaRows, state: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     """Take rows one after the other; see `gated_delta_recurrent`."""
-    q, k = _heads(q, k, v.shape[1])
-    rows = []
-    for t, step in enumerate(beta):
-        state = state * log_decay[t].exp()[:, None, None]
+    q, k, v = rows.heads()
+    outputs = []
+    for t, beta in enumerate(rows.beta):
+        state = state * rows.log_decay[t].exp()[:, None, None]
         read = torch.einsum("hkv,hk->hv", state, k[:, t])
-        correction = (v[t].float() - read) * step[:, None]
+        correction = (v[:, t] - read) * beta[:, None]
         state = state + k[:, t, :, None] * correction[:, None, :]
-        rows.append(torch.einsum("hkv,hk->hv", state, q[:, t]))
-    return torch.stack(rows), state
+        outputs.append(torch.einsum("hkv,hk->hv", state, q[:, t]))
+    return torch.stack(outputs), state
 
 
-def chunked_reference(
-    q: torch.Tensor,
-    k: torch.Tensor,
-    v: torch.Tensor,
-    log_decay: torch.Tensor,
-    beta: torch.Tensor,
-    state: torch.Tensor,
-) -> tuple[torch.Tensor, torch.Tensor]:
+def chunked_reference(rows: DeltaRows, state: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     """Take rows a chunk at a time; see `gated_delta_chunked`."""
-    num_rows = len(q)
+    num_rows = len(rows.q)
     padding = -num_rows % _CHUNK
-    q, k = _heads(q, k, v.shape[1])
     q, k, values, log_decay, beta = (
-        _in_chunks(x, padding) for x in (q, k, v.float().transpose(0, 1), log_decay.t(), beta.t())
+        _in_chunks(x, padding) for x in (*rows.heads(), rows.log_decay.t(), rows.beta.t())
     )
     chain = torch.ones(_CHUNK, _CHUNK, dtype=torch.bool, device=q.device).tril()
     decay = log_decay.cumsum(-1)  # [Hv, chunks, C]
     solved = _solve(k, torch.cat((values, k * decay.exp()[..., None]), dim=-1), decay, beta, chain)
-    corrections, reads = solved.split_with_sizes((v.shape[2], k.shape[-1]), dim=-1)
+    corrections, reads = solved.split_with_sizes((values.shape[-1], k.shape[-1]), dim=-1)
     mixing = (q @ k.mT) * _decay_between(decay, chain)
     q_decayed = q * decay.exp()[..., None]
     k_decayed = k * (decay[..., -1:] - decay).exp()[..., None]
@@ -85,20 +100,15 @@ def chunked_reference(
 
 
 def tree_reference(
-    q: torch.Tensor,
-    k: torch.Tensor,
-    v: torch.Tensor,
-    log_decay: torch.Tensor,
-    beta: torch.Tensor,
-    state: torch.Tensor,
-    parents: Sequence[int] | None,
+    rows: DeltaRows, state: torch.Tensor, parents: Sequence[int] | None
 ) -> tuple[torch.Tensor, Tape]:
     """Take rows of a tree; see `gated_delta_tree`."""
-    ancestors = _ancestors(range(-1, len(q) - 1) if parents is None else parents).to(q.device)
-    q, k = _heads(q, k, v.shape[1])
-    decay = log_decay.t() @ ancestors.t().float()  # [Hv, T]
-    targets = v.float().transpose(0, 1) - decay.exp()[..., None] * (k @ state)
-    corrections = _solve(k, targets, decay, beta.t(), ancestors)
+    num_rows = len(rows.q)
+    ancestors = _ancestors(range(-1, num_rows - 1) if parents is None else parents).to(state.device)
+    q, k, values = rows.heads()
+    decay = rows.log_decay.t() @ ancestors.t().float()  # [Hv, T]
+    targets = values - decay.exp()[..., None] * (k @ state)
+    corrections = _solve(k, targets, decay, rows.beta.t(), ancestors)
     mixed = ((q @ k.mT) * _decay_between(decay, ancestors)) @ corrections
     out = decay.exp()[..., None] * (q @ state) + mixed
     return out.transpose(0, 1), Tape(k, corrections, decay)
@@ -114,15 +124,9 @@ def advance_reference(state: torch.Tensor, tape: Tape, path: Sequence[int]) -> t
     return state * decay[:, -1, None, None].exp() + keys.mT @ tape.corrections[:, rows]
 
 
-def _heads(
-    q: torch.Tensor, k: torch.Tensor, num_value_heads: int
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return both `[Hv, T, D]`, of length 1, queries scaled too."""
-    repeats = num_value_heads // q.shape[1]
-    q, k = q.float(), k.float()
-    q = q * (q.square().sum(-1, keepdim=True) + _EPS).rsqrt() * q.shape[2] ** -0.5
-    k = k * (k.square().sum(-1, keepdim=True) + _EPS).rsqrt()
-    return q.repeat(1, repeats, 1).transpose(0, 1), k.repeat(1, repeats, 1).transpose(0, 1)
+def _of_length_1(x: torch.Tensor) -> torch.Tensor:
+    x = x.float()
+    return x * (x.square().sum(-1, keepdim=True) + _EPS).rsqrt()
 
 
 def _in_chunks(x: torch.Tensor, padding: int) -> torch.Tensor:
