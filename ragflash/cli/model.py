@@ -158,6 +158,9 @@ def _print_plan(
     for name, num_bytes in (("total", planned.total_bytes), ("the card", options.vram_bytes)):
         table.add_row(name, f"{num_bytes / _GIB:.3f}", f"{num_bytes:,}")
     output.show(table)
+    plain, packed = (planner.kv_bytes(shape, 32, name) for name in ("f16", options.kv_format))
+    if packed != plain:
+        output.say(f"\nKeys and values take {plain / packed:.2f} times less than in f16.")
     if shape.host_weight_bytes:
         held = shape.host_weight_bytes / _GIB
         output.say(f"\n{held:.3f} GiB of embeddings stay in the computer's own memory.")

@@ -123,15 +123,17 @@ def kv_bytes(shape: ModelShape, num_tokens: int, kv_format: KVFormatName) -> int
 
 def plan_memory(shape: ModelShape, options: PlanOptions) -> MemoryPlan:
     """Add up what the options take."""
-    pages = -(-options.context_tokens // PAGE_TOKENS) * PAGE_TOKENS
-    newest = min(pages, 2 * GRID_TOKENS + PAGE_TOKENS)
+    kv_format = options.kv_format
+    padding = -options.context_tokens % PAGE_TOKENS
+    newest = min(options.context_tokens + padding, 2 * GRID_TOKENS + PAGE_TOKENS)
     work_values = shape.largest_matrix_values + 6 * PREFILL_ROWS * shape.hidden_size
     logits = options.slots * options.verify_rows * shape.vocab_size * 4
     parts = [
         PlanPart("weights", shape.device_weight_bytes),
         PlanPart(
-            f"keys and values, {options.kv_format}", kv_bytes(shape, pages, options.kv_format)
+            f"keys and values, {kv_format}", kv_bytes(shape, options.context_tokens, kv_format)
         ),
+        PlanPart("rest of their last page", kv_bytes(shape, padding, kv_format)),
         PlanPart("recurrent state", options.slots * shape.state_bytes),
         PlanPart("drafted rows", options.slots * (options.verify_rows - 1) * shape.tape_bytes),
         PlanPart("work space", 2 * work_values + logits, is_estimate=True),
@@ -139,9 +141,9 @@ def plan_memory(shape: ModelShape, options: PlanOptions) -> MemoryPlan:
         PlanPart("CUDA context", CONTEXT_BYTES, is_estimate=True),
         PlanPart("left free", SPARE_BYTES, is_estimate=True),
     ]
-    if options.kv_format != "f16":
+    if kv_format != "f16":
         newest_bytes = options.slots * kv_bytes(shape, newest, "f16")
-        parts.insert(2, PlanPart("newest keys and values, f16", newest_bytes))
+        parts.insert(3, PlanPart("newest keys and values, f16", newest_bytes))
     kept = tuple(part for part in parts if part.num_bytes)
     return MemoryPlan(shape, options, kept)
 

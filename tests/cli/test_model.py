@@ -20,6 +20,8 @@ def test_plan_prints_the_table_and_what_options_cost(run):
     result = run("model", "plan", "qwen35-27b", "--vram", "24", "--ctx", "138696", "--kv", "tq3_0")
     assert result.exit_code == 0
     assert "keys and values, tq3_0" in result.stdout
+    assert "1,988,345,856" in result.stdout
+    assert "4.57 times less" in result.stdout
     assert "It fits" in result.stdout
     assert "--kv q8_0" in result.stdout
 
