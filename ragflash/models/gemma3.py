@@ -51,10 +51,9 @@ class Gemma3Config:
         """
         if metadata.has("attn_logit_softcapping"):
             raise ModelError("soft caps of attention scores are not implemented")
-        num_layers, hidden_size = metadata.size("block_count"), metadata.size("embedding_length")
+        num_layers, hidden_size = metadata.num_layers(), metadata.size("embedding_length")
         num_heads, num_kv_heads, head_dim = metadata.heads(hidden_size)
-        for key in ("attention.value_length", "rope.dimension_count"):
-            metadata.require_equal(key, head_dim)
+        metadata.require_rotated(head_dim)
         # The 27B divides its queries by the width that a head would have if all had equal shares.
         scaled_dim = hidden_size // num_heads if num_layers == _LAYERS_OF_27B else head_dim
         period = metadata.size("attention.sliding_window_pattern", 6)

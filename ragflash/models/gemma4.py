@@ -73,13 +73,16 @@ class Gemma4Config:
         """
         metadata.refuse("expert_count", "experts (26B-A4B)")
         metadata.refuse_rope_scaling()
+        layers = tuple(_layers(metadata, metadata.num_layers()))
+        num_heads = metadata.size("attention.head_count")
+        metadata.require_shared(num_heads, (layer.num_kv_heads for layer in layers))
         return cls(
             context_tokens=metadata.size("context_length"),
-            layers=tuple(_layers(metadata, metadata.size("block_count"))),
+            layers=layers,
             window=metadata.size("attention.sliding_window"),
             hidden_size=metadata.size("embedding_length"),
             layer_input_size=metadata.count("embedding_length_per_layer_input"),
-            num_heads=metadata.size("attention.head_count"),
+            num_heads=num_heads,
             theta_global=metadata.number("rope.freq_base", 1_000_000.0),
             theta_local=metadata.number("rope.freq_base_swa", 10_000.0),
             norm_eps=metadata.number("attention.layer_norm_rms_epsilon"),
@@ -102,7 +105,7 @@ def _layers(metadata: Metadata, num_layers: int) -> Iterator[Gemma4Layer]:
     for is_local, suffix in ((False, ""), (True, "_swa")):
         head_dims[is_local] = metadata.size(f"attention.key_length{suffix}")
         metadata.require_equal(f"attention.value_length{suffix}", head_dims[is_local])
-        metadata.require_equal(f"rope.dimension_count{suffix}", head_dims[is_local])
+        metadata.require_rotated(head_dims[is_local], suffix)
     first_shared = num_layers - metadata.count("attention.shared_kv_layers")
     owners: dict[bool, int] = {}
     numbers = count()
@@ -309,11 +312,8 @@ def _read_block(reader: WeightReader, config: Gemma4Config, index: int) -> Mixer
     scale = 1.0
     if reader.has(f"{prefix}layer_output_scale.weight"):
         scale = reader.vector(f"{prefix}layer_output_scale.weight", 1).item()
-    has_input, hidden, size = (
-        config.layer_input_size > 0,
-        config.hidden_size,
-        config.layer_input_size,
-    )
+    hidden, size = config.hidden_size, config.layer_input_size
+    has_input = size > 0
     block = read_sandwich(
         reader,
         prefix,

@@ -1,5 +1,7 @@
 """Sizes and constants that a GGUF file gives for its architecture."""
 
+from collections.abc import Iterable
+
 from ragflash.errors import GGUFInvalid, ModelError
 from ragflash.gguf.reader import GGUFFile
 
@@ -68,17 +70,39 @@ class Metadata:
             raise GGUFInvalid(self.key(name), 0, f"has {len(values)} of {num_layers} layers")
         return None if values is None else values[:num_layers]
 
+    def num_layers(self) -> int:
+        """Return the number of blocks; each has tensors, so there cannot be more than of these."""
+        value = self.size("block_count")
+        if value > len(self.file.tensors):
+            key, held = self.key("block_count"), len(self.file.tensors)
+            raise GGUFInvalid(key, 0, f"{value} blocks cannot be made of {held} tensors")
+        return value
+
     def heads(self, hidden_size: int) -> tuple[int, int, int]:
         """Return query heads, key heads and the size of a head, all layers alike."""
         num_heads = self.size("attention.head_count")
         num_kv_heads = self.size("attention.head_count_kv", num_heads)
-        if num_heads % num_kv_heads:
-            raise GGUFInvalid(
-                self.key("attention.head_count_kv"),
-                0,
-                f"{num_kv_heads} does not divide {num_heads}",
-            )
-        return num_heads, num_kv_heads, self.size("attention.key_length", hidden_size // num_heads)
+        self.require_shared(num_heads, [num_kv_heads])
+        head_dim = self.size("attention.key_length", hidden_size // num_heads)
+        self.require_equal("attention.value_length", head_dim)
+        return num_heads, num_kv_heads, head_dim
+
+    def require_shared(self, num_heads: int, num_kv_heads: Iterable[int]) -> None:
+        """Refuse key heads that cannot be shared out evenly among the query heads."""
+        for number in num_kv_heads:
+            if num_heads % number:
+                key = self.key("attention.head_count_kv")
+                raise GGUFInvalid(key, 0, f"{number} does not divide {num_heads}")
+
+    def require_rotated(self, head_dim: int, suffix: str = "") -> None:
+        """Refuse heads whose dimensions do not all rotate, in pairs.
+
+        Raises:
+            ModelError: Only some do, or there is an odd one.
+        """
+        self.require_equal(f"rope.dimension_count{suffix}", head_dim)
+        if head_dim % 2:
+            raise ModelError(f"heads of {head_dim} values are not implemented, only even ones")
 
     def vocab_size(self) -> int:
         """Return the rows of the embedding table; 0 without one."""

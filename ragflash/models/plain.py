@@ -9,7 +9,6 @@ from typing import ClassVar, Self
 
 import torch
 
-from ragflash.errors import ModelError
 from ragflash.gguf.reader import GGUFFile
 from ragflash.kvcache.pages import KVLayout, LayerKV
 from ragflash.models.contract import SequenceShape
@@ -45,13 +44,10 @@ class PlainConfig:
         metadata.refuse_rope_scaling()
         hidden_size = metadata.size("embedding_length")
         num_heads, num_kv_heads, head_dim = metadata.heads(hidden_size)
-        for key in ("attention.value_length", "rope.dimension_count"):
-            metadata.require_equal(key, head_dim)
-        if head_dim % 2:
-            raise ModelError(f"heads of {head_dim} values are not implemented, only even ones")
+        metadata.require_rotated(head_dim)
         return cls(
             context_tokens=metadata.size("context_length"),
-            num_layers=metadata.size("block_count"),
+            num_layers=metadata.num_layers(),
             hidden_size=hidden_size,
             ffn_size=metadata.size("feed_forward_length"),
             num_heads=num_heads,

@@ -54,7 +54,6 @@ class Qwen35Config:
         metadata.refuse_rope_scaling()
         hidden_size = metadata.size("embedding_length")
         num_heads, num_kv_heads, head_dim = metadata.heads(hidden_size)
-        metadata.require_equal("attention.value_length", head_dim)
         rotated_dim = metadata.size("rope.dimension_count", head_dim)
         if rotated_dim % 2 or rotated_dim > head_dim:
             raise GGUFInvalid(
@@ -65,7 +64,7 @@ class Qwen35Config:
             raise ModelError(f"{num_mtp} blocks of multi-token prediction are not implemented")
         return cls(
             context_tokens=metadata.size("context_length"),
-            has_attention=_attention_layers(metadata, metadata.size("block_count") - num_mtp),
+            has_attention=_attention_layers(metadata, metadata.num_layers() - num_mtp),
             has_mtp=num_mtp == 1,
             hidden_size=hidden_size,
             num_heads=num_heads,

@@ -205,6 +205,7 @@ def test_frequency_divisors_stretch_positions(tmp_path):
         ({"attention.head_count_kv": 4}, GGUFInvalid, "does not divide"),
         ({"attention.head_count": 0}, GGUFInvalid, "not positive"),
         ({"block_count": "three"}, GGUFInvalid, "not a int"),
+        ({"block_count": 4_000_000_000}, GGUFInvalid, "4000000000 blocks cannot be made of"),
         ({"block_count": 4}, TensorMissing, "blk.3.attn_norm"),
         ({"block_count": 2}, ModelError, "9 tensors"),
         ({"feed_forward_length": 64}, TensorMissing, "ffn_gate"),

@@ -3,8 +3,9 @@
 from dataclasses import dataclass, replace
 
 import pytest
+import torch
 
-from ragflash.errors import GGUFInvalid
+from ragflash.errors import ModelError
 from ragflash.gguf.reader import GGUFFile
 from ragflash.kvcache.formats import KVFormat
 from ragflash.kvcache.planner import (
@@ -21,6 +22,10 @@ from tests.models.forwards import load
 from tests.models.toy_files import write_gguf
 
 GIB = 1 << 30
+LOCAL_HEAD_SIZES = [
+    f"{key}_swa"
+    for key in ("attention.key_length", "attention.value_length", "rope.dimension_count")
+]
 
 
 @pytest.fixture(scope="module")
@@ -122,13 +127,17 @@ class OddFile:
     "odd",
     [
         OddFile({"attention.head_count_kv": [2, 1]}, "one a layer"),
+        OddFile({"attention.head_count_kv": [2] * 6 + [3]}, "3 does not divide 4"),
         OddFile({"attention.sliding_window_pattern": [True, False]}, "2 of 7 layers"),
         OddFile({"attention.shared_kv_layers": 7}, "no keys to share"),
+        OddFile({"block_count": 4_000_000_000}, "4000000000 blocks cannot be made of"),
+        OddFile(dict.fromkeys(LOCAL_HEAD_SIZES, 33), "heads of 33 values"),
     ],
     ids=lambda odd: odd.words,
 )
-def test_refuses_lists_that_do_not_fit_the_layers(tmp_path, odd):
+def test_refuses_sizes_that_do_not_fit_together(tmp_path, odd):
     metadata = {**FAMILIES["gemma4"].metadata, **odd.overrides}
-    path = write_gguf(tmp_path / "odd.gguf", "gemma4", metadata, {})
-    with GGUFFile.open(path) as file, pytest.raises(GGUFInvalid, match=odd.words):
+    tensors = {f"blk.{layer}.attn_q.weight": torch.zeros(1, 32) for layer in range(7)}
+    path = write_gguf(tmp_path / "odd.gguf", "gemma4", metadata, tensors)
+    with GGUFFile.open(path) as file, pytest.raises(ModelError, match=odd.words):
         model_shape(file)
