@@ -143,7 +143,7 @@ def test_draft_is_cut_before_the_first_token_that_is_not_permitted():
 
 @pytest.mark.parametrize("draft_tokens", [1, 3, 15])
 def test_drafts_do_not_change_constrained_output(draft_tokens):
-    """Case O07 with fixed texts: the looked-up value is not permitted, the model's next best is."""
+    """The looked-up value is not permitted, the model's next best is."""
     constraint = (Literal('{"covered": "'), Choice(("yes", "no")), Literal('"}'))
     looked_up = encode('maybe"}')
 

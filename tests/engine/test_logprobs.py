@@ -1,4 +1,4 @@
-"""Log-probabilities are those of the distribution, one a token, with and without drafts (SD-19)."""
+"""Log-probabilities are those of the distribution, one a token, with and without drafts."""
 
 import math
 import string

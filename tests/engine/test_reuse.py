@@ -1,4 +1,4 @@
-"""What is stored of prompts is used again, by the right requests only: cases O12, O15, O16."""
+"""What is stored of prompts is used again, by the right requests only."""
 
 import hashlib
 import itertools

@@ -1,4 +1,4 @@
-"""Case O29 and the rules of `ragflash.rag.quotes`."""
+"""The rules of `ragflash.rag.quotes`."""
 
 import pytest
 from hypothesis import given

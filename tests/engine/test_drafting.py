@@ -1,4 +1,4 @@
-"""Drafting never changes the output: cases O01 to O06."""
+"""Drafting never changes the output."""
 
 import string
 
