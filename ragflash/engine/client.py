@@ -11,7 +11,7 @@ from collections.abc import AsyncGenerator, Callable, Iterable, Sequence
 from contextlib import aclosing
 from typing import TYPE_CHECKING
 
-from ragflash.engine.constrain import SUPPORTED, compile_constraint
+from ragflash.engine.constrain import compile_constraint
 from ragflash.engine.job import Job
 from ragflash.engine.prompt import CompiledPrompt, compile_prompt, compile_text
 from ragflash.engine.request import (
@@ -67,10 +67,6 @@ class EngineClient:
     def stats(self) -> EngineStats:
         """Return what the engine has done and is doing."""
         return self._worker.stats()
-
-    def constraints_supported(self) -> frozenset[str]:
-        """Return the names of the constraints that requests may carry."""
-        return SUPPORTED
 
     def tokenize(self, text: str) -> tuple[int, ...]:
         """Cut plain text into tokens."""

@@ -51,12 +51,6 @@ class PageTable:
             raise ValueError(f"{self._length} + {num_tokens} tokens in {len(self._pages)} pages")
         self._length = length
 
-    def truncate_reserve(self) -> None:
-        """Give back the pages that hold no committed token."""
-        kept = pages_for(self._length)
-        self._allocator.release(self._pages[kept:])
-        self._pages = self._pages[:kept]
-
     def fork(self, length: int) -> tuple["PageTable", PageCopy | None]:
         """Return a table of the first `length` tokens, and the copy it needs before it is read.
 

@@ -28,16 +28,6 @@ def test_reserves_whole_pages_as_tokens_need_them():
     assert table.length == 1
 
 
-def test_gives_back_what_holds_no_token():
-    allocator = PageAllocator(10)
-    table = PageTable(allocator)
-    table.reserve(1000)
-    table.advance(256)
-    table.truncate_reserve()
-    assert table.pages == (0,)
-    assert allocator.num_free == 9
-
-
 def test_a_failed_reservation_changes_nothing():
     allocator = PageAllocator(2)
     table = table_of(allocator, 100)

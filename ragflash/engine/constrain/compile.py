@@ -12,8 +12,6 @@ from ragflash.engine.request import Choice, Constraint, Free, Literal, QuoteFrom
 from ragflash.engine.tokens import Tokenizer
 from ragflash.errors import InputError
 
-SUPPORTED = frozenset({"choice", "quote_from", "free", "literal", "sequence"})
-
 
 def compile_constraint(
     constraint: Constraint,
