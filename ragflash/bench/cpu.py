@@ -63,7 +63,7 @@ def measure(
     """Measure a model file.
 
     Args:
-        path: A GGUF file.
+        path: A model, as `GGUFFile.open` takes it.
         threads: Of both engines.
         pairs: Readings of each figure, 7 or more.
         progress: Called with what is done, how far it is, and out of how much.
@@ -80,7 +80,7 @@ def measure(
     torch.set_num_threads(threads)
     with GGUFFile.open(path) as file:
         model = load_model(file, dtype=dtype, weights=weights)
-        stored_as = weight_format(file)
+        first, stored_as = file.path, weight_format(file)
     ours = _Ours(model, sizes.context).forward
     parameters = {
         "stored_as": stored_as,
@@ -93,7 +93,7 @@ def measure(
     }
     if peer.is_installed():
         other = peer.LlamaCpp(
-            path, threads=threads, context_tokens=sizes.context, batch_tokens=sizes.prefill
+            first, threads=threads, context_tokens=sizes.context, batch_tokens=sizes.prefill
         )
         with closing(other):
             parameters["peer"] = other.version
@@ -105,7 +105,7 @@ def measure(
         series=series,
         threads=threads,
         parameters=parameters,
-        model={"file": path.name, "sha256": content_hash(path, None)},
+        model={"file": first.name, "sha256": content_hash(path, None)},
     )
 
 

@@ -1,7 +1,6 @@
 """Puts an engine together from a model file."""
 
 import hashlib
-from collections import Counter
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -23,6 +22,7 @@ from ragflash.kvcache.pages import PagePool
 from ragflash.kvcache.tree import SegmentTree
 from ragflash.models.contract import Model
 from ragflash.models.registry import ComputeDtype, WeightForm, load_model
+from ragflash.models.weights import weight_format
 from ragflash.speculative.drafter import Drafter
 
 
@@ -44,7 +44,7 @@ def start_engine(
     """Load a model and start its worker; blocks until the model is loaded.
 
     Args:
-        model_path: A GGUF file.
+        model_path: A model, as `GGUFFile.open` takes it.
         dtype: What the model computes in.
         weights: Whether 4-bit matrices are unpacked, or stay packed and are multiplied coarsely.
         pre_tokenizer: In place of the file's.
@@ -146,14 +146,11 @@ def _info(
     num_pages: int,
     weights: WeightForm,
 ) -> EngineInfo:
-    bytes_of_type: Counter[str] = Counter()
-    for tensor in file.tensors.values():
-        bytes_of_type[tensor.type.name] += tensor.num_bytes
     return EngineInfo(
         model=file.path.name,
         model_hash=model_hash,
         architecture=file.require("general.architecture", str),
-        weights=bytes_of_type.most_common(1)[0][0],
+        weights=weight_format(file),
         compute_dtype=_name(model.compute_dtype) + ("+int4" if weights == "packed" else ""),
         kv_format=_name(model.kv_layout.dtype),
         context_tokens=min(model.context_tokens, num_pages * PAGE_TOKENS),

@@ -62,11 +62,11 @@ class Corpus:
     def __init__(self, database: Database) -> None:
         self._db = database
 
-    def add_collection(self, collection_id: str, fingerprint: str, now_ms: int) -> None:
+    def add_collection(self, collection_id: str, fingerprint: str, created_ms: int) -> None:
         """Make sure that a collection exists; an existing one keeps its fingerprint."""
         self._db.execute(
             "INSERT INTO collections VALUES (?, ?, ?) ON CONFLICT (id) DO NOTHING",
-            *(collection_id, fingerprint, now_ms),
+            *(collection_id, fingerprint, created_ms),
         )
 
     def foreign_fingerprints(self, fingerprint: str) -> dict[str, str]:

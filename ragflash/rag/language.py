@@ -1,9 +1,10 @@
-"""Whether a text is English, the one language in which answers are judged by their kind."""
+"""Scripts, and whether a text is English, in which alone answers are judged by their kind."""
 
 import re
 
 # Decimal digits of Arabic, Persian and Devanagari, to those that codes and numbers are compared in.
 DIGITS = {zero + digit: str(digit) for zero in (0x660, 0x6F0, 0x966) for digit in range(10)}
+IDEOGRAPH = re.compile(r"[\u3400-\u4dbf\u4e00-\u9fff\uf900-\ufaff\U00020000-\U0003ffff]")
 
 # No other language has these words; `will`, `can`, `are` and `must` are words elsewhere too.
 _ASKING = re.compile(

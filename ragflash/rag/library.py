@@ -1,7 +1,6 @@
 """The library: everything that is stored about documents, behind one thread-safe face."""
 
 import shutil
-import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass
@@ -17,6 +16,7 @@ from ragflash.rag.assemble import LibraryConfig, Parts, assemble
 from ragflash.rag.embed import Embedder, TokenVectors
 from ragflash.rag.files import StagedBlob, storage_errors
 from ragflash.rag.ingest import DocumentParser
+from ragflash.rag.jobs import now_ms
 from ragflash.rag.reconcile import Reconciliation
 from ragflash.rag.records import (
     ChunkRecord,
@@ -353,7 +353,6 @@ class Library:
         Returns:
             The result, and a failed document of the same bytes that is now to be purged.
         """
-        now_ms = time.time_ns() // 1_000_000
         with self._database.transaction():
             twin = None
             if policy is not DuplicatePolicy.KEEP:
@@ -367,11 +366,12 @@ class Library:
                 return AddResult(twin, self._jobs.of_document(twin.id), True), None
             if failed is not None:
                 self._corpus.move(failed.id, DocumentState.DELETING)
-            self._corpus.add_collection(collection_id, self._embedder.fingerprint, now_ms)
-            document = _new_record(collection_id, name, staged, now_ms)
+            document = _new_record(collection_id, name, staged)
+            fingerprint = self._embedder.fingerprint
+            self._corpus.add_collection(collection_id, fingerprint, document.created_ms)
             replaces = twin.id if twin is not None and failed is None else None
             self._corpus.add(document, replaces)
-            job = self._jobs.add(document, now_ms)
+            job = self._jobs.add(document, document.created_ms)
             self._files.keep(staged)
         return AddResult(document, job, False), failed
 
@@ -381,7 +381,7 @@ def _is_wanted(twin: DocumentRecord, policy: DuplicatePolicy) -> bool:
     return policy is DuplicatePolicy.REUSE or not twin.state.is_searchable
 
 
-def _new_record(collection_id: str, name: str, staged: StagedBlob, now_ms: int) -> DocumentRecord:
+def _new_record(collection_id: str, name: str, staged: StagedBlob) -> DocumentRecord:
     return DocumentRecord(
         id=f"doc_{uuid4().hex}",
         collection_id=collection_id,
@@ -395,5 +395,5 @@ def _new_record(collection_id: str, name: str, staged: StagedBlob, now_ms: int) 
         chunks=0,
         characters=0,
         tokens=0,
-        created_ms=now_ms,
+        created_ms=now_ms(),
     )

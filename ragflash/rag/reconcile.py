@@ -1,7 +1,6 @@
 """Brings catalogue, vector store and files into line after a crash, or shows where they are not."""
 
 import logging
-import time
 from dataclasses import dataclass, fields
 
 from ragflash.rag.corpus import Corpus
@@ -9,7 +8,7 @@ from ragflash.rag.database import Database
 from ragflash.rag.erase import Eraser
 from ragflash.rag.files import FileStore
 from ragflash.rag.index import VectorIndex
-from ragflash.rag.jobs import JobTable
+from ragflash.rag.jobs import JobTable, now_ms
 from ragflash.rag.records import DocumentRecord, DocumentState
 
 _log = logging.getLogger(__name__)
@@ -129,7 +128,7 @@ class Reconciler:
         self._index.delete_document(document.collection_id, document.id)
         with self._db.transaction():
             self._corpus.reset(document.id, state)
-            self._jobs.add(document, time.time_ns() // 1_000_000)
+            self._jobs.add(document, now_ms())
 
 
 def _has_points(document: DocumentRecord) -> bool:

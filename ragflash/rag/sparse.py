@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 from hashlib import blake2b
 
-from ragflash.rag.language import DIGITS
+from ragflash.rag.language import DIGITS, IDEOGRAPH
 from ragflash.rag.stems import stem
 
 K1 = 1.2
@@ -39,7 +39,6 @@ _PAIRED = f"{_IDEOGRAPHS}{_HANGUL}{_SOUTH_EAST}"
 _SIGNS = "\u0900-\u0903\u093a-\u094f\u0962\u0963\u0980-\u0983\u09bc-\u09cd\u0a01-\u0a4d"
 _SIGNS += "\u0a81-\u0acd\u0b01-\u0b4d\u0b82-\u0bcd\u0c00-\u0c4d\u0c80-\u0ccd\u0d00-\u0d4d"
 _HIRAGANA_PAIR = re.compile(r"[\u3041-\u3096\u3099\u309a]+")
-_HAN = re.compile(r"[\u3400-\u4dbf\u4e00-\u9fff\uf900-\ufaff\U00020000-\U0003ffff]")
 _LETTER = rf"(?:(?![{_PAIRED}])[^\W_]|[{_SIGNS}])"
 _JOINT = r"(?:[-./:@+'\u2019\u2010\u2011\u200c]|_+|(?<=\d),(?=\d{3}(?!\d)))"
 _TOKEN = re.compile(
@@ -228,7 +227,7 @@ def _pair_terms(run: str) -> tuple[Term, ...]:
     pairs = [run[at : at + 2] for at in range(len(run) - 1)]
     return (
         *(Term(pair, _pair_weight(pair), length=PAIR_LENGTH) for pair in pairs),
-        *(Term(one, DERIVED_WEIGHT, length=PAIR_LENGTH) for one in run if _HAN.fullmatch(one)),
+        *(Term(one, DERIVED_WEIGHT, length=PAIR_LENGTH) for one in run if IDEOGRAPH.fullmatch(one)),
     )
 
 
