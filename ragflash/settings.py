@@ -58,8 +58,8 @@ class Settings(BaseSettings):
     )
     weights: Literal["dense", "packed"] = Field(
         "dense",
-        description="`packed` leaves Q4_0 and Q4_1 matrices packed: less memory, faster decoding, "
-        "products rounded to bfloat16.",
+        description="`packed` leaves Q4_0, Q4_1 and Q4_K matrices packed: less memory, faster "
+        "decoding, products rounded to bfloat16.",
     )
     pre_tokenizer: str | None = Field(
         None,

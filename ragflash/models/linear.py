@@ -1,5 +1,6 @@
 """Matrices that a model multiplies with, whatever they are stored as."""
 
+from collections.abc import Sequence
 from typing import Protocol
 
 import torch
@@ -30,6 +31,17 @@ class DenseLinear:
         if self.bias is None:
             return x @ self.weight
         return torch.addmm(self.bias, x, self.weight)
+
+
+class SideBySide:
+    """Matrices that are stored in different ways, as one."""
+
+    def __init__(self, parts: Sequence[Linear]) -> None:
+        self._parts = parts
+
+    def __call__(self, x: torch.Tensor) -> torch.Tensor:
+        """See `Linear`."""
+        return torch.cat([part(x) for part in self._parts], dim=-1)
 
 
 class Embedding:

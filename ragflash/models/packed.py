@@ -7,34 +7,25 @@ multiply the matrix unpacked anew for them, without any of that rounding.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import torch
 from torch.nn import functional
 
 from ragflash_kernels.dequant import dequantize
+from ragflash_kernels.dequant.fields import bit_fields, half
+from ragflash_kernels.dequant.k_quants import q4_k_codes, q4_k_factors
 
 FEW_ROWS = 64  # from there on unpacking costs less than it saves
 _GROUP = 32
 _COLUMN_BLOCK = 32  # torch's product takes a multiple of these output values
 _CENTRE = 8  # torch's codes are signed
-
-
-@dataclass(frozen=True, slots=True)
-class _Layout:
-    """Where a block of 32 values has its numbers: `scale · code + minimum`."""
-
-    bytes_per_block: int
-    has_minimum: bool
-
-
-_LAYOUTS = {"Q4_0": _Layout(18, has_minimum=False), "Q4_1": _Layout(20, has_minimum=True)}
-PACKABLE_FORMATS = tuple(_LAYOUTS)
+_BLOCK_BYTES = {"Q4_0": 18, "Q4_1": 20, "Q4_K": 144}
+PACKABLE_FORMATS = tuple(_BLOCK_BYTES)
 
 
 def can_pack(block_formats: Sequence[str], out_features: int) -> bool:
     """Whether matrices of these formats, side by side, can stay packed."""
-    is_known = block_formats[0] in _LAYOUTS and len(set(block_formats)) == 1
+    is_known = block_formats[0] in _BLOCK_BYTES and len(set(block_formats)) == 1
     return is_known and out_features % _COLUMN_BLOCK == 0
 
 
@@ -43,7 +34,7 @@ class PackedLinear:
 
     Args:
         blocks: uint8 `[out, row bytes]` on a CPU.
-        block_format: `Q4_0` or `Q4_1`.
+        block_format: One of `PACKABLE_FORMATS`.
         bias: Of the type that is computed in.
     """
 
@@ -53,7 +44,7 @@ class PackedLinear:
         self._blocks = blocks
         self._block_format = block_format
         self._bias = bias
-        codes, scales, minima = _split(blocks, _LAYOUTS[block_format])
+        codes, scales, minima = _split(blocks, block_format)
         self._codes = torch.ops.aten._convert_weight_to_int4pack_for_cpu.default(codes, 1)
         factors = torch.stack((scales.t(), (minima + _CENTRE * scales).t()), dim=-1)
         self._factors = factors.to(torch.bfloat16).contiguous()  # [in / 32, out, 2]
@@ -72,16 +63,20 @@ class PackedLinear:
 
 
 def _split(
-    blocks: torch.Tensor, layout: _Layout
+    blocks: torch.Tensor, block_format: str
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """Return codes int32 `[out, in]`, and scales and minima float32 `[out, in / 32]`.
 
-    After `block_q4_0` and `block_q4_1` of GGML: low halves of all bytes come before high ones.
+    A value is `scale · code + minimum`, as in `block_q4_0`, `block_q4_1` and `block_q4_K` of GGML.
     """
-    each = blocks.view(len(blocks), -1, layout.bytes_per_block)
-    num_factors = 2 if layout.has_minimum else 1
-    factors = each[..., : 2 * num_factors].contiguous().view(torch.float16).float()
-    pairs = each[..., 2 * num_factors :]
-    codes = torch.cat((pairs & 15, pairs >> 4), dim=-1).flatten(1).int()
-    scales = factors[..., 0]
-    return codes, scales, factors[..., 1] if layout.has_minimum else -_CENTRE * scales
+    rows = len(blocks)
+    each = blocks.reshape(-1, _BLOCK_BYTES[block_format])
+    if block_format == "Q4_K":
+        scales, lowered = q4_k_factors(each)
+        codes, minima = q4_k_codes(each), -lowered
+    else:
+        num_factors = 2 if block_format == "Q4_1" else 1
+        codes = bit_fields(each[:, 2 * num_factors :], bits=4, run=16)
+        scales = half(each, 0)
+        minima = half(each, 2) if num_factors == 2 else -_CENTRE * scales
+    return codes.view(rows, -1).int(), scales.view(rows, -1), minima.view(rows, -1)

@@ -8,7 +8,7 @@ import torch
 from ragflash.errors import ModelError, TensorMissing
 from ragflash.gguf.reader import GGUFFile
 from ragflash.models.layers import Activation, GatedFFN, Norm, silu
-from ragflash.models.linear import DenseLinear, Embedding, Linear, PackedEmbedding
+from ragflash.models.linear import DenseLinear, Embedding, Linear, PackedEmbedding, SideBySide
 from ragflash.models.moe import ExpertMatrices
 from ragflash.models.packed import PackedLinear, can_pack
 from ragflash_kernels.dequant import dequantize
@@ -86,8 +86,28 @@ class WeightReader:
             stored.append((blocks if order is None else blocks[order], block_format))
         if self._packed and can_pack([kind for _, kind in stored], sum(out_features)):
             return PackedLinear(torch.cat([blocks for blocks, _ in stored]), stored[0][1], bias)
-        fused = torch.empty(in_features, sum(out_features), dtype=self._dtype, device=self._device)
-        columns = torch.split(fused, [*out_features], dim=1)
+        if self._packed and any(can_pack([kind], len(blocks)) for blocks, kind in stored):
+            biases_of = [None] * len(names) if bias is None else torch.split(bias, [*out_features])
+            parts = zip(stored, biases_of, strict=True)
+            return SideBySide([self._alone(*part, in_features, b) for part, b in parts])
+        return self._dense(stored, in_features, bias)
+
+    def _alone(
+        self, blocks: torch.Tensor, block_format: str, in_features: int, bias: torch.Tensor | None
+    ) -> Linear:
+        if can_pack([block_format], len(blocks)):
+            return PackedLinear(blocks, block_format, bias)
+        return self._dense([(blocks, block_format)], in_features, bias)
+
+    def _dense(
+        self,
+        stored: Sequence[tuple[torch.Tensor, str]],
+        in_features: int,
+        bias: torch.Tensor | None,
+    ) -> Linear:
+        sizes = [len(blocks) for blocks, _ in stored]
+        fused = torch.empty(in_features, sum(sizes), dtype=self._dtype, device=self._device)
+        columns = fused.split_with_sizes(sizes, dim=1)
         for (blocks, block_format), target in zip(stored, columns, strict=True):
             self._unpack_transposed(blocks, block_format, target)
         return DenseLinear(fused, bias)

@@ -31,8 +31,7 @@ def unpack_q3_k(blocks: Tensor) -> Tensor:
 
 def unpack_q4_k(blocks: Tensor) -> Tensor:
     """`d s q - dmin m` with 8 sub-blocks: d, dmin, 12 bytes of s and m, 128 of q."""
-    q = bit_fields(blocks[:, 16:], bits=4, run=32).float()
-    return _scaled_and_lowered(q, blocks)
+    return _scaled_and_lowered(q4_k_codes(blocks).float(), blocks)
 
 
 def unpack_q5_k(blocks: Tensor) -> Tensor:
@@ -49,13 +48,23 @@ def unpack_q6_k(blocks: Tensor) -> Tensor:
     return scaled(q.float().sub_(32), half(blocks, 208) * blocks[:, 192:208].view(torch.int8))
 
 
-def _scaled_and_lowered(q: Tensor, blocks: Tensor) -> Tensor:
-    """Apply the eight 6-bit scales and minima that Q4_K and Q5_K share.
+def q4_k_codes(blocks: Tensor) -> Tensor:
+    """Return the q of Q4_K blocks, uint8 `[N, 256]`."""
+    return bit_fields(blocks[:, 16:], bits=4, run=32)
 
-    Bytes 0…3 hold scales 0…3 in their low six bits and bytes 4…7 minima 0…3. Bytes 8…11 hold the
-    low halves of scales and minima 4…7, whose upper two bits are on top of bytes 0…3 and 4…7.
+
+def q4_k_factors(blocks: Tensor) -> tuple[Tensor, Tensor]:
+    """Return `d s` and `dmin m` of the eight sub-blocks of Q4_K and Q5_K, float32 `[N, 8]`.
+
+    Bytes 4…7 hold scales 0…3 in their low six bits and bytes 8…11 minima 0…3. Bytes 12…15 hold the
+    low halves of scales and minima 4…7, whose upper two bits are on top of bytes 4…7 and 8…11.
     """
     first, second, low = blocks[:, 4:8], blocks[:, 8:12], blocks[:, 12:16]
     scales = torch.cat([first & 63, (low & 15) | (first >> 6 << 4)], dim=1)
     minima = torch.cat([second & 63, (low >> 4) | (second >> 6 << 4)], dim=1)
-    return lowered(scaled(q, half(blocks, 0) * scales), half(blocks, 2) * minima)
+    return half(blocks, 0) * scales, half(blocks, 2) * minima
+
+
+def _scaled_and_lowered(q: Tensor, blocks: Tensor) -> Tensor:
+    scales, minima = q4_k_factors(blocks)
+    return lowered(scaled(q, scales), minima)
