@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 import torch
 from run import CACHE_BYTES, relative_error, time_us
 
+from ragflash_kernels.backend import Backend
 from ragflash_kernels.qmatmul import PackedMatrix, pack_matrix, unpack_matrix
 from ragflash_kernels.qmatmul.activations import quantize_rows
 from ragflash_kernels.qmatmul.launch import (
@@ -34,6 +35,19 @@ MATRICES = [
     ("IQ4_XS", 17408, 5120),
 ]
 ROWS = (1, 8, 16, 24, 32)
+
+
+def bench_unpack(report: "Report", *, sweep: bool) -> None:
+    """Time unpacking to float16."""
+    for name, rows, columns in MATRICES[: 4 if sweep else 5]:
+        blocks = random_blocks(name, rows, columns, device="cuda")
+        weight = pack_matrix(blocks, block_format=name)
+        outs = [torch.empty(rows, columns, dtype=torch.float16, device="cuda") for _ in range(3)]
+        exact = unpack_matrix(weight, backend=Backend.REFERENCE)
+        error = relative_error(unpack_matrix(weight, dtype=torch.float16), exact)
+        us = time_us([partial(unpack_matrix, weight, dtype=torch.float16, out=o) for o in outs])
+        num_bytes = weight.records.numel() + 2 * outs[0].numel()
+        report.line(f"unpack {name} {rows}x{columns}", us, num_bytes, error)
 
 
 def bench_qmatmul(report: "Report", *, sweep: bool) -> None:

@@ -74,9 +74,15 @@ class Report:
 
 def main() -> None:
     """Run the operations named on the command line."""
-    from qmatmul_bench import bench_qmatmul  # noqa: PLC0415 - beside this file
+    from attention_bench import bench_attention, bench_codec  # noqa: PLC0415 - beside this file
+    from qmatmul_bench import bench_qmatmul, bench_unpack  # noqa: PLC0415
 
-    operations = {"qmatmul": bench_qmatmul}
+    operations = {
+        "qmatmul": bench_qmatmul,
+        "unpack": bench_unpack,
+        "attention": bench_attention,
+        "kv_codec": bench_codec,
+    }
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--op", choices=operations, action="append", required=True)
     parser.add_argument("--sweep", action="store_true", help="try the launch options too")

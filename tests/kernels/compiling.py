@@ -24,9 +24,12 @@ from ragflash_kernels.kv_codec.formats import (
     rotation_group,
     scale_block,
 )
+from ragflash_kernels.paged_attention import kernel as attention_kernel
+from ragflash_kernels.paged_attention.launch import pick_tile
 from ragflash_kernels.qmatmul import gluon_kernel, kernel
 from ragflash_kernels.qmatmul.formats import RECORD_FORMATS
-from ragflash_kernels.qmatmul.launch import record_constants
+from ragflash_kernels.qmatmul.launch import record_constants, sign_bit
+from ragflash_kernels.rms_norm import kernel as norm_kernel
 
 
 def compile_kernel(function, pointers, constants, *, sm: int, warps: int, registers=None):
@@ -73,13 +76,32 @@ def qmatmul_plain(sm: int, name: str, rows: str):
     """The plain Triton kernel of a format for so many rows, 16 or 32."""
     layout = RECORD_FORMATS[name]
     constants = record_constants(layout, layout.max_steps) | {
-        "SIGN": 0 if layout.minima else 1 << (layout.code_bits - 1), "M": int(rows),
+        "SIGN": sign_bit(layout), "M": int(rows),
     }  # fmt: skip
     pointers = {
         "records": "*u8", "levels": "*i8", "q": "*i8",
         "scales": "*fp32", "sums": "*fp32", "out": "*fp32",
     }  # fmt: skip
     return compile_kernel(kernel.qmatmul_kernel, pointers, constants, sm=sm, warps=1)
+
+
+def unpack(sm: int, name: str, dtype: str):
+    """The unpacking of a format into a dtype."""
+    layout = RECORD_FORMATS[name]
+    constants = record_constants(layout, layout.max_steps) | {"SIGN": sign_bit(layout)}
+    pointers = {"records": "*u8", "levels": "*i8", "out": f"*{dtype}"}
+    return compile_kernel(kernel.unpack_kernel, pointers, constants, sm=sm, warps=1)
+
+
+def add_rms_norm(sm: int, dtype: str):
+    """The fused norm of rows of 5,120."""
+    pointers = {
+        "x": f"*{dtype}", "residual": "*fp32", "weight": "*fp32", "out": f"*{dtype}",
+        "eps": "fp32",
+    }  # fmt: skip
+    return compile_kernel(
+        norm_kernel.add_rms_norm_kernel, pointers, {"BLOCK": 8192}, sm=sm, warps=16
+    )
 
 
 def quantize(sm: int, dtype: str):
@@ -107,11 +129,34 @@ def encode(sm: int, kv_format: str, head_dim: str):
     return compile_kernel(kv_kernel.encode_kernel, pointers, constants, sm=sm, warps=4)
 
 
+def attend(sm: int, kv_format: str, head_dim: str, rows: str):
+    """Attention of so many query rows a key head, over pages of 256 tokens."""
+    fmt, dim = KvFormat(kv_format), int(head_dim)
+    size = page_layout(fmt, 256, dim).size
+    tile = pick_tile(fmt, dim, int(rows), 256, large=sm == 90)
+    constants = {
+        "DIM": dim, "PAGE": 256, "KEY_BYTES": size, "VALUE_BYTES": size,
+        "KEY_FORMAT": list(KvFormat).index(fmt), "VALUE_FORMAT": list(KvFormat).index(fmt),
+        "M": tile.query_rows, "N": tile.tokens,
+    }  # fmt: skip
+    whole = ("page_table", "first_rows", "starts", "ends", "words")
+    pointers = dict.fromkeys(whole, "*i32") | {
+        "q": "*fp32", "keys": "*u8", "values": "*u8", "out": "*fp32", "lse": "*fp32",
+        "scale": "fp32",
+    }  # fmt: skip
+    return compile_kernel(
+        attention_kernel.attend_kernel, pointers, constants, sm=sm, warps=tile.warps
+    )
+
+
 KERNELS: dict[str, Callable] = {
     "qmatmul": qmatmul,
     "qmatmul_plain": qmatmul_plain,
     "quantize": quantize,
+    "unpack": unpack,
+    "add_rms_norm": add_rms_norm,
     "encode": encode,
+    "attend": attend,
 }
 
 

@@ -117,7 +117,9 @@ def test_interpreted_kernel_equals_the_reference(name, num_rows, monkeypatch):
     with monkeypatch.context() as patch:
         patch.setattr(torch, "empty", guard.empty)
         y = qmatmul(x, weight, backend=Backend.TRITON)
+        dense = unpack_matrix(weight, dtype=torch.float16, backend=Backend.TRITON)
     guard.check()
+    assert torch.equal(dense, unpack_matrix(weight).half())
     expected = exact(x, weight)
     assert (y - expected).norm() / expected.norm() < 1e-6
 
@@ -178,6 +180,14 @@ def test_activations_that_do_not_fit_are_refused(x, message):
     weight = pack_matrix(torch.zeros(1, 18, dtype=torch.uint8), block_format="Q4_0")
     with pytest.raises(KernelInputError, match=message):
         qmatmul(x, weight)
+
+
+def test_unpacking_into_what_does_not_fit_is_refused():
+    weight = pack_matrix(torch.zeros(1, 18, dtype=torch.uint8), block_format="Q4_0")
+    with pytest.raises(KernelInputError, match="int8"):
+        unpack_matrix(weight, dtype=torch.int8)
+    with pytest.raises(KernelInputError, match=r"out is \(1, 31\)"):
+        unpack_matrix(weight, out=torch.zeros(1, 31))
 
 
 def test_every_kind_of_scale_is_interpreted_or_like_one_that_is():

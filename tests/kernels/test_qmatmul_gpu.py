@@ -24,7 +24,8 @@ SHAPES = {  # rows and columns of the matrix
 def exact(x: torch.Tensor, weight) -> torch.Tensor:
     q, scales = quantize_rows(x)
     grid = q.double().unflatten(1, (-1, 32)) * scales.double()[..., None]
-    return grid.flatten(1) @ unpack_matrix(weight).double().t()
+    dense = unpack_matrix(weight, backend=Backend.REFERENCE)
+    return grid.flatten(1) @ dense.double().t()
 
 
 @pytest.mark.parametrize("backend", [Backend.TRITON, Backend.GLUON])
@@ -44,6 +45,20 @@ def test_equals_the_reference_over_odd_shapes(name, backend, monkeypatch):
             expected = exact(x, weight)
             error = (y.double() - expected).norm() / expected.norm()
             assert error < 2e-6, (rows, columns, num_rows, float(error))
+
+
+@pytest.mark.parametrize("name", RECORD_FORMATS)
+def test_unpacks_to_the_bits_of_the_reference(name, monkeypatch):
+    for rows, columns in SHAPES[name in ("Q4_K", "Q5_K", "Q6_K", "IQ4_XS")]:
+        weight = pack_matrix(random_blocks(name, rows, columns, device="cuda"), block_format=name)
+        for dtype in (torch.float32, torch.float16, torch.bfloat16):
+            guard = GuardedMemory()
+            with monkeypatch.context() as patch:
+                patch.setattr(torch, "empty", guard.empty)
+                found = unpack_matrix(weight, dtype=dtype, backend=Backend.TRITON)
+            guard.check()
+            expected = unpack_matrix(weight, backend=Backend.REFERENCE).to(dtype)
+            assert torch.equal(found, expected)
 
 
 @pytest.mark.parametrize("name", ["Q4_K", "Q6_K", "Q5_0"])

@@ -100,6 +100,22 @@ def _store_fields(place, codes, token, here, TOKENS: tl.constexpr, DIM: tl.const
     tl.store(place + at, packed.to(tl.uint8), mask=here[:, None])
 
 
+@triton.jit
+def _store_codes(low, high, codes, token, here, TOKENS: tl.constexpr, DIM: tl.constexpr,
+                 BITS: tl.constexpr, LEVELS: tl.constexpr):  # fmt: skip
+    """Store int32 `[TOKENS, DIM]` in the planes of a format."""
+    if BITS == 8:
+        at = token[:, None] * DIM + tl.arange(0, DIM)[None, :]
+        tl.store(low + at, codes.to(tl.uint8), mask=here[:, None])
+    elif LEVELS == 4:
+        _store_fields(low, codes & 3, token, here, TOKENS, DIM, 2)
+        _store_fields(high, codes >> 2, token, here, TOKENS, DIM, 1)
+    elif LEVELS == 8:
+        _store_fields(low, codes, token, here, TOKENS, DIM, 4)
+    else:
+        _store_fields(low, codes + 8, token, here, TOKENS, DIM, 4)
+
+
 @triton.jit(
     do_not_specialize=["page_stride", "head_stride", "token_stride", "page_tokens", "heads"]
 )
@@ -111,29 +127,13 @@ def encode_kernel(
 ):  # fmt: skip
     """Rotate, quantise and pack TOKENS tokens of one page and head.
 
-    Args:
-        x: Float `[pages, heads, page_tokens, DIM]`, the last dimension contiguous.
-        offsets: float32 `[heads, DIM]`, subtracted first, if HAS_OFFSETS.
-        first: float32 `[GROUP]`, the signs before the transform.
-        last: The signs after it.
-        out: uint8 `[pages, heads, SIZE]`.
-        page_stride: Of x, in elements; so are the other strides.
-        head_stride: As above.
-        token_stride: As above.
-        page_tokens: Tokens of a page.
-        heads: Of x.
-        root: GROUP ** -0.5.
-        DIM: Values of a head, a power of two.
-        GROUP: Values rotated together.
-        STAGES: log2(GROUP), or 0 for no rotation.
-        BLOCK: Values with one scale.
-        TOKENS: Of a program.
-        SIZE: Bytes of a page of one head.
-        HIGH: Where its high plane begins.
-        SCALES: Where its scales begin.
-        BITS: 8 or 4 bits of uniform steps.
-        LEVELS: 0 for uniform steps, else 4 or 8 levels of absolute values.
-        HAS_OFFSETS: There are offsets.
+    x is `[pages, heads, page_tokens, DIM]`, the last dimension contiguous, its strides in elements;
+    offsets, subtracted first, are `[heads, DIM]`; first and last are the signs around the
+    transform, `[GROUP]`; root is GROUP ** -0.5; out is `[pages, heads, SIZE]`.
+
+    GROUP values are rotated together in STAGES = log2(GROUP) steps (0: not at all), BLOCK values
+    have one scale; SIZE, HIGH and SCALES are those of `PageLayout`. LEVELS is 0 for uniform steps
+    of BITS bits, else the number of levels of absolute values.
     """
     page = tl.program_id(0) // heads
     head = tl.program_id(0) % heads
@@ -158,15 +158,7 @@ def encode_kernel(
     else:
         codes, scales = _quantize_levels(blocks, rows, BLOCK, LEVELS // 4 - 1, LEVELS)
     codes = tl.reshape(codes, (TOKENS, DIM))
-    if BITS == 8:
-        tl.store(target + token[:, None] * DIM + d, codes.to(tl.uint8), mask=here[:, None])
-    elif LEVELS == 4:
-        _store_fields(target, codes & 3, token, here, TOKENS, DIM, 2)
-        _store_fields(target + HIGH, codes >> 2, token, here, TOKENS, DIM, 1)
-    elif LEVELS == 8:
-        _store_fields(target, codes, token, here, TOKENS, DIM, 4)
-    else:
-        _store_fields(target, codes + 8, token, here, TOKENS, DIM, 4)
+    _store_codes(target, target + HIGH, codes, token, here, TOKENS, DIM, BITS, LEVELS)
     per_token: tl.constexpr = DIM // BLOCK
     at = token[:, None] * per_token + tl.arange(0, per_token)[None, :]
     halves = (target + SCALES).to(tl.pointer_type(tl.float16))

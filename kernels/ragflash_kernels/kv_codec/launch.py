@@ -47,7 +47,7 @@ def rotate_triton(x: Tensor, *, inverse: bool) -> Tensor:
     rows = x.numel() // group
     per_program = 8
     rotate_kernel[(triton.cdiv(rows, per_program),)](
-        x, first, last, out, rows, group, 1 / sqrt(group), GROUP=group, STAGES=group.bit_length() - 1,
-        R=per_program, num_warps=4, enable_fp_fusion=False,
+        x, first, last, out, rows, group, 1 / sqrt(group), GROUP=group,
+        STAGES=group.bit_length() - 1, R=per_program, num_warps=4, enable_fp_fusion=False,
     )  # fmt: skip
     return out

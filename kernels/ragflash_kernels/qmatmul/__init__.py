@@ -9,7 +9,7 @@ import torch
 from ragflash_kernels.backend import Backend, pick_backend
 from ragflash_kernels.errors import KernelInputError
 from ragflash_kernels.qmatmul.activations import MAX_ROWS
-from ragflash_kernels.qmatmul.packing import PackedMatrix, pack_matrix, unpack_matrix
+from ragflash_kernels.qmatmul.packing import PackedMatrix, pack_matrix, unpack_records
 from ragflash_kernels.qmatmul.reference import qmatmul_reference
 
 __all__ = ["MAX_ROWS", "PackedMatrix", "pack_matrix", "qmatmul", "unpack_matrix"]
@@ -54,3 +54,45 @@ def qmatmul(
             from ragflash_kernels.qmatmul.launch import qmatmul_gluon  # noqa: PLC0415
 
             return qmatmul_gluon(x, weight)
+
+
+def unpack_matrix(
+    weight: PackedMatrix,
+    *,
+    dtype: torch.dtype = torch.float32,
+    out: torch.Tensor | None = None,
+    backend: Backend | None = None,
+) -> torch.Tensor:
+    """Return the matrix that records stand for, each value rounded once.
+
+    Args:
+        weight: `[N, K]`.
+        dtype: float32, float16 or bfloat16.
+        out: Written and returned when given: `[N, K]` of `dtype`, contiguous, on the same device.
+        backend: None picks by the device. There is one kernel; Gluon takes it too.
+
+    Raises:
+        KernelInputError: An argument does not fit the description above.
+    """
+    expected = (weight.rows, weight.columns)
+    device = weight.records.device
+    if dtype not in (torch.float32, torch.float16, torch.bfloat16):
+        raise KernelInputError(f"cannot unpack into {dtype}; use float32, float16 or bfloat16")
+    if out is None:
+        out = torch.empty(expected, dtype=dtype, device=device)
+    elif (
+        tuple(out.shape) != expected
+        or out.dtype != dtype
+        or out.device != device
+        or not out.is_contiguous()
+    ):
+        raise KernelInputError(
+            f"out is {tuple(out.shape)} {out.dtype} on {out.device}, "
+            f"not {expected} {dtype} on {device}, contiguous"
+        )
+    if (backend or pick_backend(device)) is Backend.REFERENCE:
+        return out.copy_(unpack_records(weight))
+    from ragflash_kernels.qmatmul.launch import unpack_triton  # noqa: PLC0415 - lazy
+
+    unpack_triton(weight, out)
+    return out

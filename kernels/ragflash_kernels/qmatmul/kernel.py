@@ -231,3 +231,33 @@ def qmatmul_kernel(
     column = tile * 32 + tl.arange(0, 32)
     at = (split * rows + m[:, None]).to(tl.int64) * out_columns + column[None, :]
     tl.store(out + at, total, mask=(m < rows)[:, None] & (column < out_columns)[None, :])
+
+
+@triton.jit(do_not_specialize=["rows", "columns", "num_records"])
+def unpack_kernel(
+    records, levels, out, rows, columns, num_records, RECORD_BYTES: tl.constexpr,
+    HIGH: tl.constexpr, SCALES: tl.constexpr, MINIMA: tl.constexpr, FACTORS: tl.constexpr,
+    STEPS: tl.constexpr, LOW_BITS: tl.constexpr, HIGH_BITS: tl.constexpr, SIGN: tl.constexpr,
+    TABLE: tl.constexpr, KIND: tl.constexpr, HAS_MINIMA: tl.constexpr,
+):  # fmt: skip
+    """Unpack one record into `out [rows, columns]`, rounding once."""
+    tile = tl.program_id(0)
+    index = tl.program_id(1)
+    record = records + (tile.to(tl.int64) * num_records + index) * RECORD_BYTES
+    row = tile * 32 + tl.arange(0, 32)[None, :]
+    factor = _factors(record + FACTORS, 0, KIND, HAS_MINIMA)
+    of_minima = _factors(record + FACTORS, 1, KIND, HAS_MINIMA)
+    for step in range(STEPS):
+        for half in tl.static_range(2):
+            codes = _codes(
+                record, levels, step, half, record + HIGH, STEPS, LOW_BITS, HIGH_BITS, SIGN, TABLE
+            )
+            scale = _scales(record + SCALES, factor, step, half, KIND)
+            values = codes.to(tl.float32) * scale[None, :]
+            if HAS_MINIMA:
+                low = _minima(record + MINIMA, step, STEPS, KIND) * of_minima
+                values += low[None, :]
+            column = (index * STEPS + step) * 32 + half * 16 + tl.arange(0, 16)[:, None]
+            at = row.to(tl.int64) * columns + column
+            mask = (row < rows) & (column < columns)
+            tl.store(out + at, values.to(out.dtype.element_ty), mask=mask)

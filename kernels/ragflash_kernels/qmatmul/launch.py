@@ -16,6 +16,7 @@ from ragflash_kernels.qmatmul.kernel import (
     qmatmul_kernel,
     quantize_rows_kernel,
     sum_splits_kernel,
+    unpack_kernel,
 )
 from ragflash_kernels.qmatmul.packing import PackedMatrix
 
@@ -44,10 +45,25 @@ def qmatmul_triton(x: torch.Tensor, weight: PackedMatrix) -> torch.Tensor:
     qmatmul_kernel[tiles, splits](
         weight.records, _levels(x.device), buffers.q.view(torch.int8), buffers.scales, buffers.sums,
         partial, rows, weight.rows, num_records, per_split, buffers.q.shape[1],
-        SIGN=0 if weight.layout.minima else 1 << (weight.layout.code_bits - 1),
-        M=16 if rows <= 16 else 32, num_warps=1, **record_constants(weight.layout, weight.steps),
+        SIGN=sign_bit(weight.layout), M=16 if rows <= 16 else 32, num_warps=1,
+        **record_constants(weight.layout, weight.steps),
     )  # fmt: skip
     return sum_splits(partial, weight.rows)
+
+
+def unpack_triton(weight: PackedMatrix, out: torch.Tensor) -> None:
+    """Unpack into contiguous floats `[rows, columns]`."""
+    tiles, num_records, _ = weight.records.shape
+    unpack_kernel[tiles, num_records](
+        weight.records, _levels(out.device), out, weight.rows, weight.columns, num_records,
+        SIGN=sign_bit(weight.layout), num_warps=1, enable_fp_fusion=False,
+        **record_constants(weight.layout, weight.steps),
+    )  # fmt: skip
+
+
+def sign_bit(layout: RecordFormat) -> int:
+    """Return the sign bit of a code, 0 if codes have none."""
+    return 0 if layout.minima else 1 << (layout.code_bits - 1)
 
 
 def record_constants(layout: RecordFormat, steps: int) -> dict[str, int]:

@@ -97,7 +97,7 @@ def pack_matrix(blocks: Tensor, *, block_format: str) -> PackedMatrix:
     return PackedMatrix(records, block_format, rows, columns)
 
 
-def unpack_matrix(matrix: PackedMatrix) -> Tensor:
+def unpack_records(matrix: PackedMatrix) -> Tensor:
     """Return what the records stand for, float32 `[rows, columns]`."""
     parts = _parts(matrix)
     layout = matrix.layout

@@ -2,10 +2,11 @@
 
 import torch
 
+from ragflash_kernels.backend import Backend, pick_backend
 from ragflash_kernels.errors import KernelInputError
-from ragflash_kernels.rms_norm.reference import rms_norm_reference
+from ragflash_kernels.rms_norm.reference import add_rms_norm_reference, rms_norm_reference
 
-__all__ = ["rms_norm"]
+__all__ = ["add_rms_norm", "rms_norm"]
 
 
 def rms_norm(x: torch.Tensor, weight: torch.Tensor, *, eps: float) -> torch.Tensor:
@@ -31,3 +32,45 @@ def rms_norm(x: torch.Tensor, weight: torch.Tensor, *, eps: float) -> torch.Tens
     if not eps > 0:
         raise KernelInputError(f"eps = {eps} is not positive")
     return rms_norm_reference(x, weight, eps)
+
+
+def add_rms_norm(
+    x: torch.Tensor,
+    residual: torch.Tensor,
+    weight: torch.Tensor,
+    *,
+    eps: float,
+    backend: Backend | None = None,
+) -> torch.Tensor:
+    """Add `x` to the residual stream, in place, and normalise the sum.
+
+    The arithmetic is float32; the sum is rounded to the type of `residual` first, then the result
+    once to that of `x`.
+
+    Args:
+        x: `[M, H]`, contiguous.
+        residual: `[M, H]`, contiguous; `x` is added to it.
+        weight: `[H]`.
+        eps: Added to the mean square, > 0.
+        backend: None picks by the device of `x`. There is one kernel; Gluon takes it too.
+
+    Returns:
+        Of the shape and dtype of `x`.
+
+    Raises:
+        KernelInputError: An argument does not fit the description above.
+    """
+    if x.dim() != 2 or x.shape != residual.shape or weight.shape != x.shape[1:]:
+        raise KernelInputError(
+            f"x {tuple(x.shape)}, residual {tuple(residual.shape)} and weight "
+            f"{tuple(weight.shape)} are not twice [M, H] and [H]"
+        )
+    if not (x.is_contiguous() and residual.is_contiguous() and weight.is_contiguous()):
+        raise KernelInputError("x, residual and weight must be contiguous")
+    if not eps > 0:
+        raise KernelInputError(f"eps = {eps} is not positive")
+    if (backend or pick_backend(x.device)) is Backend.REFERENCE:
+        return add_rms_norm_reference(x, residual, weight, eps)
+    from ragflash_kernels.rms_norm.launch import add_rms_norm_triton  # noqa: PLC0415 - lazy
+
+    return add_rms_norm_triton(x, residual, weight, eps)

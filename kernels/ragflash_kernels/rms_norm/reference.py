@@ -14,6 +14,14 @@ def rms_norm_reference(x: torch.Tensor, weight: torch.Tensor, eps: float) -> tor
     return (values * factor).mul_(weight).to(x.dtype)
 
 
+def add_rms_norm_reference(
+    x: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor, eps: float
+) -> torch.Tensor:
+    """Add `x` to `residual`, in place; return the norm of the sum in the dtype of `x`."""
+    residual.copy_(residual.float() + x.float())
+    return rms_norm_reference(residual.float(), weight, eps).to(x.dtype)
+
+
 @lru_cache(maxsize=16)
 def _constant(value: float, device: torch.device) -> torch.Tensor:
     """Return a float32 scalar; wrapping a Python number anew costs as much as a pass."""
