@@ -6,6 +6,7 @@ calls it through `_run`.
 
 import os
 import tempfile
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -137,6 +138,43 @@ def cpu(
     _run("cpu", run, out=out, as_json=as_json)
     if not as_json and not peer.is_installed():
         typer.echo(f"for ratios to llama.cpp: pip install {peer.PACKAGE}", err=True)
+
+
+@app.command()
+def make_model(
+    shape: Annotated[str, typer.Argument(help="Such as qwen35-27b.")],
+    *,
+    mtp: Annotated[bool, typer.Option("--mtp", help="With multi-token prediction.")] = False,
+    layers: Annotated[
+        int | None, typer.Option(help="Fewer layers, for small machines; a multiple of 4.")
+    ] = None,
+    seed: Annotated[int, typer.Option(min=0, help="The same gives the same bytes.")] = 0,
+    out: Annotated[Path | None, typer.Option(help="File to write; SHAPE.gguf if left out.")] = None,
+    force: Annotated[bool, typer.Option("--force", help="Replace a file.")] = False,
+    as_json: JsonOption = False,
+) -> None:
+    """Write a model file of a known shape with random weights, to repeat figures of speed with.
+
+    What it says means nothing. The whole of qwen35-27b takes 16.5 GB.
+    """
+    with Output(as_json=as_json) as output:
+        from ragflash.bench import make_model as maker  # noqa: PLC0415  (imports torch: seconds)
+
+        path = out or Path(f"{shape}.gguf")
+        begun = time.monotonic()
+        with output.progress() as track:
+            made = maker.make_model(
+                shape, path, num_layers=layers, mtp=mtp, seed=seed, force=force, progress=track
+            )
+        took_s = time.monotonic() - begun
+        num_bytes = path.stat().st_size
+        output.say(
+            f"{path}: {num_bytes / 1e9:.2f} GB, {len(made.tensors)} tensors, seed {seed}, "
+            f"written in {took_s:.1f} s"
+        )
+        output.result(
+            {"path": str(path), "bytes": num_bytes, "tensors": len(made.tensors), "seed": seed}
+        )
 
 
 def _run(
