@@ -18,9 +18,8 @@ class KVFormat:
     block_bytes: int
 
     def stored_bytes(self, num_values: int) -> int:
-        """Return the bytes of `num_values`, which are whole blocks."""
-        assert num_values % self.block_values == 0
-        return num_values // self.block_values * self.block_bytes
+        """Return the bytes of `num_values`; a part of a block takes a whole one."""
+        return -(-num_values // self.block_values) * self.block_bytes
 
 
 KV_FORMATS: dict[KVFormatName, KVFormat] = {

@@ -61,6 +61,7 @@ def test_other_forms_of_the_same_values(shape):
     assert kv_bytes(shape, 138_696, "f16") == 9_089_581_056
     one_scale_a_head = KVFormat(256, 256 + 4)
     assert 138_696 * one_scale_a_head.stored_bytes(shape.kv_values) == 4_615_802_880
+    assert KVFormat(32, 18).stored_bytes(80) == 3 * 18
 
 
 def test_the_state_is_a_constant_of_a_sequence(shape):
