@@ -195,6 +195,8 @@ def _asking(repo: str, ask: Callable[[], _T]) -> _T:
         ) from error
     except HFValidationError as error:
         raise SettingInvalid(f"{repo!r} is no name of a repository") from error
+    except ValueError as error:  # such as a file name that leads out of the folder
+        raise UpstreamError(f"what the hub says of {repo} cannot be used: {error}") from error
     except OfflineModeIsEnabled as error:
         raise UpstreamError(
             "HF_HUB_OFFLINE is set, so nothing was asked of the hub: unset it, or copy the file "
