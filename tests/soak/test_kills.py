@@ -138,9 +138,7 @@ def kill_and_check(folder: Path, *, kills: int, seed: int) -> int:
                 continue
             server.await_ready()
             check(server, diary)
-            for document in server.documents():
-                path = f"/v1/documents/{document['id']}"
-                assert server.client.delete(path).status_code == 204
+            remove_all(server)
             replies, diary = replies + diary.replies, Diary()
             live(server, diary, life, chance.uniform(0.0, 6.0))
         server.start()
