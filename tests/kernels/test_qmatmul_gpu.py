@@ -71,6 +71,26 @@ def test_a_row_does_not_depend_on_the_others(name):
                            together[-num_rows:])  # fmt: skip
 
 
+@pytest.mark.skipif(
+    not torch.cuda.is_available() or torch.cuda.get_device_capability() < (9, 0),
+    reason="programmatic dependent launch is of sm_90",
+)
+@pytest.mark.parametrize("num_rows", [1, 16, 32])
+def test_dependent_launch_changes_no_bit(num_rows):
+    from ragflash_kernels.qmatmul.launch import qmatmul_gluon
+
+    weight = pack_matrix(random_blocks("Q4_K", 2048, 2048, device="cuda"), block_format="Q4_K")
+    x = torch.randn(num_rows, 2048, device="cuda")
+    torch.cuda.synchronize()
+    eager, waiting = x, x
+    for _ in range(20):  # a chain, so that each product waits for the one before
+        eager = qmatmul_gluon(eager, weight, eager=True)
+        eager = eager / eager.norm()
+        waiting = qmatmul_gluon(waiting, weight)
+        waiting = waiting / waiting.norm()
+    assert torch.equal(eager, waiting)
+
+
 @pytest.mark.parametrize("backend", [Backend.TRITON, Backend.GLUON])
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
 def test_narrow_activations_and_values_that_are_not_finite(dtype, backend):
