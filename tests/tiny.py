@@ -1,9 +1,11 @@
-"""Writes toy GGUF models: random weights, with every detail that a mistake could hide in."""
+"""A toy llama with random weights, with every detail that a mistake could hide in."""
 
 from pathlib import Path
 
 import numpy as np
-from gguf import GGMLQuantizationType, GGUFWriter, quants
+import torch
+
+from tests.models.toy_files import write_gguf
 
 VOCAB_SIZE = 96
 HIDDEN_SIZE = 96
@@ -54,18 +56,15 @@ def write_tiny_llama(
     stores matrices as Q8_0. `overrides` replaces metadata below `llama.`.
     """
     rng = np.random.default_rng(seed)
-    writer = GGUFWriter(path, "llama")
-    adders = {int: writer.add_uint32, float: writer.add_float32, str: writer.add_string}
-    for key, value in {**METADATA, **(overrides or {})}.items():
-        adders[type(value)](f"llama.{key}", value)
-    kind = GGMLQuantizationType.Q8_0 if quantized else GGMLQuantizationType.F32
+    tensors: dict[str, torch.Tensor] = {}
 
     def add_matrix(name: str, rows: int, columns: int, deviation: float) -> None:
-        values = (rng.standard_normal((rows, columns)) * deviation).astype(np.float32)
-        writer.add_tensor(f"{name}.weight", quants.quantize(values, kind), raw_dtype=kind)
+        values = rng.standard_normal((rows, columns)) * deviation
+        tensors[f"{name}.weight"] = torch.from_numpy(values.astype(np.float32))
 
     def add_vector(name: str, low: float, high: float, size: int = HIDDEN_SIZE) -> None:
-        writer.add_tensor(f"{name}.weight", rng.uniform(low, high, size).astype(np.float32))
+        values = rng.uniform(low, high, size)
+        tensors[f"{name}.weight"] = torch.from_numpy(values.astype(np.float32))
 
     add_matrix("token_embd", VOCAB_SIZE, HIDDEN_SIZE, 0.3)
     for layer in range(NUM_LAYERS):
@@ -78,10 +77,6 @@ def write_tiny_llama(
         add_matrix("output", VOCAB_SIZE, HIDDEN_SIZE, 0.3)
     if rope_freqs:
         add_vector("rope_freqs", 1.0, 8.0, HEAD_DIM // 2)
-    for name in extra_tensors:
-        writer.add_tensor(name, np.zeros(HIDDEN_SIZE, np.float32))
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_tensors_to_file()
-    writer.close()
-    return path
+    tensors |= {name: torch.zeros(HIDDEN_SIZE) for name in extra_tensors}
+    metadata = {**METADATA, **(overrides or {})}
+    return write_gguf(path, "llama", metadata, tensors, quantized=quantized)

@@ -2,12 +2,14 @@
 
 from collections.abc import Mapping
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
 from gguf import GGMLQuantizationType, GGUFWriter, TokenType, quants
 from tokenizers.pre_tokenizers import ByteLevel
 
-from tests.models.families import Tensors, Value
+if TYPE_CHECKING:  # transformers takes seconds to import
+    from tests.models.families import Tensors, Value
 
 TURNS = ("<|endoftext|>", "<|im_start|>", "<|im_end|>")
 TOKENS = (*sorted(ByteLevel.alphabet()), "er", *TURNS)
@@ -16,8 +18,8 @@ TOKENS = (*sorted(ByteLevel.alphabet()), "er", *TURNS)
 def write_gguf(
     path: Path,
     architecture: str,
-    metadata: Mapping[str, Value],
-    tensors: Tensors,
+    metadata: "Mapping[str, Value]",
+    tensors: "Tensors",
     *,
     quantized: bool = False,
     tokenizer: bool = False,
