@@ -102,7 +102,7 @@ def assemble(
         eraser=eraser,
         count_tokens=count_tokens,
     )
-    worker = JobWorker(database, jobs, measured(ingestor.run, jobs))
+    worker = JobWorker(database, jobs, measured(ingestor.run, jobs), index.tidy)
     retriever = Retriever(corpus, index, embedder)
     return Parts(database, corpus, jobs, files, eraser, reconciler, ingestor, worker, retriever)
 

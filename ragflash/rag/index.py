@@ -96,6 +96,9 @@ class VectorIndex(Protocol):
     def flush(self) -> None:
         """Make everything written so far survive a power failure."""
 
+    def tidy(self) -> None:
+        """Do what has become due, if nobody is using the store; asked now and then."""
+
     def close(self) -> None:
         """Release the store; nothing may be called afterwards."""
 

@@ -137,6 +137,9 @@ class QdrantServerIndex:
     def flush(self) -> None:
         """Do nothing: the server has every confirmed write in its log."""
 
+    def tidy(self) -> None:
+        """Do nothing: the server rewrites its files by rules of its own."""
+
     def close(self) -> None:
         """Close the connections."""
         self._client.close()

@@ -84,14 +84,22 @@ class JobControl:
 
 
 class JobWorker:
-    """One thread that runs jobs in order; what was running when a process died comes first."""
+    """One thread that runs jobs in order; what was running when a process died comes first.
+
+    While there is none it calls `tidy`, at least once in the time of a lease.
+    """
 
     def __init__(
-        self, database: Database, table: JobTable, run: Callable[[JobControl], None]
+        self,
+        database: Database,
+        table: JobTable,
+        run: Callable[[JobControl], None],
+        tidy: Callable[[], None],
     ) -> None:
         self._db = database
         self._table = table
         self._run = run
+        self._tidy = tidy
         self._owner = f"{os.getpid()}-{uuid4().hex[:8]}"
         self._stopping = threading.Event()
         self._current: JobControl | None = None
@@ -160,5 +168,6 @@ class JobWorker:
                 if claim is not None:
                     self._current = JobControl(claim, self._table, self._stopping)
                     return self._current
+                self._tidy()
                 self._db.changed.wait(self._table.next_pause_s())
         return None

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import pytest
 
+from ragflash.rag import index_edge
 from ragflash.rag.embed import TokenVectors
 from ragflash.rag.library import Library, LibraryConfig
 from ragflash.rag.records import DuplicatePolicy, Scope, SearchHit
@@ -19,6 +20,12 @@ from ragflash_ingest.pool import ParseCancelled
 
 if TYPE_CHECKING:
     from tests.rag.qdrant_stub import QdrantStub
+
+
+@pytest.fixture(autouse=True)
+def short_log(monkeypatch):
+    """Spare every closed library the writing of 50 MB; `test_index_edge` looks into the log."""
+    monkeypatch.setattr(index_edge, "_LOG_SEGMENT_BYTES", 1 << 10)
 
 
 @cache

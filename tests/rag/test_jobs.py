@@ -3,6 +3,7 @@ import threading
 import pytest
 
 from ragflash.errors import NotFound
+from ragflash.rag.index_edge import QdrantEdgeIndex
 from ragflash.rag.jobs import NEXT_STATES
 from ragflash.rag.records import DocumentState, JobState, Scope
 
@@ -93,3 +94,10 @@ def test_final_states_have_no_way_on():
     assert {state for state, nexts in NEXT_STATES.items() if not nexts} == {
         state for state in JobState if state.is_final
     }
+
+
+def test_without_a_job_the_store_is_tidied(open_library, monkeypatch):
+    tidied = threading.Event()
+    monkeypatch.setattr(QdrantEdgeIndex, "tidy", lambda index: tidied.set())
+    open_library()
+    assert tidied.wait(30)
