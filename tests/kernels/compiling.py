@@ -137,7 +137,7 @@ def attend(sm: int, kv_format: str, head_dim: str, rows: str):
     constants = {
         "DIM": dim, "PAGE": 256, "KEY_BYTES": size, "VALUE_BYTES": size,
         "KEY_FORMAT": list(KvFormat).index(fmt), "VALUE_FORMAT": list(KvFormat).index(fmt),
-        "M": tile.query_rows, "N": tile.tokens,
+        "M": tile.query_rows, "N": tile.tokens, "PTX": True,
     }  # fmt: skip
     whole = ("page_table", "first_rows", "starts", "ends", "words")
     pointers = dict.fromkeys(whole, "*i32") | {

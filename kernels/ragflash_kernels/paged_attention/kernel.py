@@ -9,9 +9,14 @@ import triton
 import triton.language as tl
 
 from ragflash_kernels.kv_codec.formats import LEVEL_UNITS, TQ3_LEVELS, TQ4_LEVELS
+from ragflash_kernels.paged_attention import ptx
 
 F16, Q8_0, Q4_0, TQ4, TQ3_0 = (tl.constexpr(i) for i in range(5))
 _TQ3 = tl.constexpr(tuple(level / LEVEL_UNITS for level in TQ3_LEVELS))
+_TQ3_PTX = tl.constexpr([ptx.tq3_values(quarter) for quarter in range(4)])
+_TQ3_CONSTRAINTS = tl.constexpr(ptx.TQ3_CONSTRAINTS)
+_TQ4_PTX = tl.constexpr([ptx.tq4_values(quarter) for quarter in range(4)])
+_TQ4_CONSTRAINTS = tl.constexpr(ptx.TQ4_CONSTRAINTS)
 _TQ4 = tl.constexpr(tuple(level / LEVEL_UNITS for level in TQ4_LEVELS))
 
 
@@ -44,7 +49,7 @@ def _scales(place, token, quarter: tl.constexpr, mask, N: tl.constexpr, DIM: tl.
 
 @triton.jit
 def _load_quarter(place, token, quarter: tl.constexpr, mask, N: tl.constexpr, DIM: tl.constexpr,
-                  PAGE: tl.constexpr, FORMAT: tl.constexpr):  # fmt: skip
+                  PAGE: tl.constexpr, FORMAT: tl.constexpr, PTX: tl.constexpr):  # fmt: skip
     """Return float16 `[N, DIM / 4]`: a quarter of the values of a page's tokens.
 
     Args:
@@ -56,6 +61,7 @@ def _load_quarter(place, token, quarter: tl.constexpr, mask, N: tl.constexpr, DI
         DIM: Values of a head.
         PAGE: Tokens of a page.
         FORMAT: One of this module's.
+        PTX: On an NVIDIA card, not interpreted.
     """
     width: tl.constexpr = DIM // 4
     e = tl.arange(0, width)[None, :]
@@ -69,13 +75,20 @@ def _load_quarter(place, token, quarter: tl.constexpr, mask, N: tl.constexpr, DI
         scale = _scales(place + PAGE * DIM, token, quarter, mask, N, DIM, 32)
         values = codes.to(tl.int8, bitcast=True).to(tl.float16) * scale
     elif FORMAT == TQ3_0:
-        low = tl.load(place + t * width + e, mask=here, other=0).to(tl.int32)
         half: tl.constexpr = width // 2
+        low = tl.load(place + t * width + e, mask=here, other=0)
         high = tl.load(place + PAGE * width + t * half + e % half, mask=here, other=0)
-        sign = (high.to(tl.int32) >> (2 * quarter + e // half)) & 1
-        index = ((low >> (2 * quarter)) & 3) | (sign << 2)
         scale = _scales(place + PAGE * width * 3 // 2, token, quarter, mask, N, DIM, 32)
-        values = _level(index, _TQ3, 4) * scale
+        if PTX:
+            second = tl.broadcast_to((e // half * 255).to(tl.uint8), (N, width))
+            level = tl.inline_asm_elementwise(
+                _TQ3_PTX[quarter], _TQ3_CONSTRAINTS, [low, high, second],
+                dtype=tl.float16, is_pure=True, pack=4,
+            )  # fmt: skip
+        else:
+            sign = (high.to(tl.int32) >> (2 * quarter + e // half)) & 1
+            level = _level(((low.to(tl.int32) >> (2 * quarter)) & 3) | (sign << 2), _TQ3, 4)
+        values = level * scale
     else:
         pairs = tl.load(place + t * (2 * width) + quarter % 2 * width + e, mask=here, other=0)
         index = (pairs.to(tl.int32) >> (quarter // 2 * 4)) & 15
@@ -85,7 +98,14 @@ def _load_quarter(place, token, quarter: tl.constexpr, mask, N: tl.constexpr, DI
         else:
             group: tl.constexpr = min(DIM, 128)
             scale = _scales(place + PAGE * 2 * width, token, quarter, mask, N, DIM, group)
-            values = _level(index, _TQ4, 8) * scale
+            if PTX:
+                level = tl.inline_asm_elementwise(
+                    _TQ4_PTX[quarter], _TQ4_CONSTRAINTS, [pairs],
+                    dtype=tl.float16, is_pure=True, pack=4,
+                )  # fmt: skip
+            else:
+                level = _level(index, _TQ4, 8)
+            values = level * scale
     return values
 
 
@@ -103,29 +123,30 @@ def _store_quarter(place, row, here, values, quarter: tl.constexpr, DIM: tl.cons
 
 @triton.jit
 def _scores(q0, q1, q2, q3, place, token, mask, N: tl.constexpr, DIM: tl.constexpr,
-            PAGE: tl.constexpr, FORMAT: tl.constexpr):  # fmt: skip
+            PAGE: tl.constexpr, FORMAT: tl.constexpr, PTX: tl.constexpr):  # fmt: skip
     """Return float32 `[M, N]`: queries times keys of a page."""
-    x = _load_quarter(place, token, 0, mask, N, DIM, PAGE, FORMAT)
+    x = _load_quarter(place, token, 0, mask, N, DIM, PAGE, FORMAT, PTX)
     s = tl.dot(q0, tl.trans(x))
-    x = _load_quarter(place, token, 1, mask, N, DIM, PAGE, FORMAT)
+    x = _load_quarter(place, token, 1, mask, N, DIM, PAGE, FORMAT, PTX)
     s = tl.dot(q1, tl.trans(x), s)
-    x = _load_quarter(place, token, 2, mask, N, DIM, PAGE, FORMAT)
+    x = _load_quarter(place, token, 2, mask, N, DIM, PAGE, FORMAT, PTX)
     s = tl.dot(q2, tl.trans(x), s)
-    x = _load_quarter(place, token, 3, mask, N, DIM, PAGE, FORMAT)
+    x = _load_quarter(place, token, 3, mask, N, DIM, PAGE, FORMAT, PTX)
     return tl.dot(q3, tl.trans(x), s)
 
 
 @triton.jit
 def _add_values(acc0, acc1, acc2, acc3, p, fade, place, token, mask, N: tl.constexpr,
-                DIM: tl.constexpr, PAGE: tl.constexpr, FORMAT: tl.constexpr):  # fmt: skip
+                DIM: tl.constexpr, PAGE: tl.constexpr, FORMAT: tl.constexpr,
+                PTX: tl.constexpr):  # fmt: skip
     """Return the four sums, faded, with weights `p [M, N]` times values of a page added."""
-    x = _load_quarter(place, token, 0, mask, N, DIM, PAGE, FORMAT)
+    x = _load_quarter(place, token, 0, mask, N, DIM, PAGE, FORMAT, PTX)
     acc0 = tl.dot(p, x, acc0 * fade)
-    x = _load_quarter(place, token, 1, mask, N, DIM, PAGE, FORMAT)
+    x = _load_quarter(place, token, 1, mask, N, DIM, PAGE, FORMAT, PTX)
     acc1 = tl.dot(p, x, acc1 * fade)
-    x = _load_quarter(place, token, 2, mask, N, DIM, PAGE, FORMAT)
+    x = _load_quarter(place, token, 2, mask, N, DIM, PAGE, FORMAT, PTX)
     acc2 = tl.dot(p, x, acc2 * fade)
-    x = _load_quarter(place, token, 3, mask, N, DIM, PAGE, FORMAT)
+    x = _load_quarter(place, token, 3, mask, N, DIM, PAGE, FORMAT, PTX)
     acc3 = tl.dot(p, x, acc3 * fade)
     return acc0, acc1, acc2, acc3
 
@@ -150,12 +171,12 @@ def attend_kernel(
     q, keys, values, page_table, first_rows, starts, ends, words, out, lse, scale, kv_heads, group,
     max_pages, splits, split_tokens, DIM: tl.constexpr, PAGE: tl.constexpr,
     KEY_BYTES: tl.constexpr, VALUE_BYTES: tl.constexpr, KEY_FORMAT: tl.constexpr,
-    VALUE_FORMAT: tl.constexpr, M: tl.constexpr, N: tl.constexpr,
+    VALUE_FORMAT: tl.constexpr, M: tl.constexpr, N: tl.constexpr, PTX: tl.constexpr,
 ):  # fmt: skip
     """Attend of M query rows to one split; see `launch.attend` for what the tensors are.
 
     A query row is a row and one of the `group` heads that share a key head. `scale` includes
-    log2(e). N tokens at a time lie in one page.
+    log2(e). N tokens at a time lie in one page. PTX: on an NVIDIA card, not interpreted.
     """
     split = tl.program_id(0)
     head = tl.program_id(1) % kv_heads
@@ -188,7 +209,7 @@ def attend_kernel(
         place = tl.minimum(at // PAGE, max_pages - 1)
         page = tl.load(page_table + sequence * max_pages + place).to(tl.int64)
         key_place = keys + (page * kv_heads + head) * KEY_BYTES
-        s = _scores(q0, q1, q2, q3, key_place, t % PAGE, readable, N, DIM, PAGE, KEY_FORMAT)
+        s = _scores(q0, q1, q2, q3, key_place, t % PAGE, readable, N, DIM, PAGE, KEY_FORMAT, PTX)
         late = tl.maximum(tl.minimum(t - end, 31), 0)
         seen = (t < end)[None, :] | (((word[:, None] >> late[None, :]) & 1) == 1)
         seen = seen & readable[None, :] & (t[None, :] >= start[:, None])
@@ -202,7 +223,7 @@ def attend_kernel(
         acc0, acc1, acc2, acc3 = _add_values(
             acc0, acc1, acc2, acc3, p.to(tl.float16), fade[:, None],
             values + (page * kv_heads + head) * VALUE_BYTES, t % PAGE, readable,
-            N, DIM, PAGE, VALUE_FORMAT,
+            N, DIM, PAGE, VALUE_FORMAT, PTX,
         )  # fmt: skip
     target = q_row * splits + split
     _store_partial(out, lse, target, here, acc0, acc1, acc2, acc3, top, total, DIM)

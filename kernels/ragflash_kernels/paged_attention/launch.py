@@ -183,14 +183,19 @@ def pick_tile(
     rows = min(64, max(16, triton.next_power_of_2(query_rows)))
     if large and rows == 64:
         rows = 128  # one tile of 128 is faster even for 48 query rows
-    wide = rows == 128 or (rows == 16 and kv_format in {KvFormat.F16, KvFormat.Q8_0})
-    many = rows == 128 or (rows == 64 and head_dim == 256)
-    return Tile(rows, min(tokens, 64 if wide else 32), 8 if many else 4)
+    elif rows == 64 and head_dim == 256:
+        rows = 32  # 64 would spill registers
+    wide = rows == 128 or (rows == 16 and kv_format is not KvFormat.Q4_0)
+    return Tile(rows, min(tokens, 64 if wide else 32), 8 if rows == 128 else 4)
 
 
 def _is_large(device: torch.device) -> bool:
     """Return whether it is a data centre's Hopper or Blackwell: 227 KB for a program."""
     return device.type == "cuda" and torch.cuda.get_device_capability(device)[0] in {9, 10}
+
+
+def _has_ptx(device: torch.device) -> bool:
+    return device.type == "cuda" and torch.version.hip is None
 
 
 def _attend_splits(
@@ -218,7 +223,7 @@ def _attend_splits(
         split_tokens, DIM=head_dim, PAGE=page_tokens, KEY_BYTES=key_bytes,
         VALUE_BYTES=value_bytes, KEY_FORMAT=_FORMATS.index(formats[0]),
         VALUE_FORMAT=_FORMATS.index(formats[1]), M=tile.query_rows, N=tile.tokens,
-        num_warps=tile.warps,
+        PTX=_has_ptx(q.device), num_warps=tile.warps,
     )  # fmt: skip
     return out, lse
 
