@@ -10,9 +10,9 @@ import pytest
 from ragflash.errors import ModelMissing, VectorStoreUnavailable
 from ragflash.rag import database, ingest
 from ragflash.rag.disk import Disk
-from ragflash.rag.library import Library, LibraryConfig
-from tests.api.fakes import FakeAnswerer, World
-from tests.rag.conftest import HashEmbedder, TextParser
+from tests.api.fakes import World
+from tests.api.real_world import real_world
+from tests.rag.conftest import TextParser
 
 FULL = OSError(errno.ENOSPC, "No space left on device")
 READ_ONLY = OSError(errno.EROFS, "Read-only file system")
@@ -25,13 +25,8 @@ NO_MODEL = ModelMissing("the embedding model is gone: see RAGFLASH_EMBED_MODEL")
 def real(tmp_path, monkeypatch) -> Iterator[World]:
     monkeypatch.setattr(database, "_BUSY_TIMEOUT_S", 0.01)
     monkeypatch.setattr(ingest, "RETRY_PAUSES_S", (3600.0,))
-    world = World(loaded=False)
-    library = Library.open(LibraryConfig(tmp_path / "data"), HashEmbedder(), parser=TextParser())
-    world.services.provide_library(library)
-    world.services.provide_engine(world.engine, FakeAnswerer(library))
-    yield world
-    library.close()
-    world.library.close()
+    with real_world(tmp_path / "data", TextParser()) as world:
+        yield world
 
 
 @contextmanager

@@ -1,13 +1,12 @@
 """What no well-meaning client sends: refused with a reason, and never a fault of the server."""
 
 from collections.abc import Iterator
-from contextlib import closing
 
 import pytest
 
-from ragflash.rag.library import Library, LibraryConfig
-from tests.api.fakes import FakeAnswerer, World
-from tests.rag.conftest import HashEmbedder, TextParser
+from tests.api.fakes import World
+from tests.api.real_world import real_world
+from tests.rag.conftest import TextParser
 
 CHAT = '{"model":"ragflash","messages":[{"role":"user","content":"x"}],%s}'
 HALF = r"\ud800"
@@ -82,13 +81,9 @@ FORMS = {
 
 @pytest.fixture(scope="module")
 def real(tmp_path_factory) -> Iterator[World]:
-    world = World(loaded=False)
-    config = LibraryConfig(tmp_path_factory.mktemp("hostile"), max_upload_bytes=100_000)
-    with closing(Library.open(config, HashEmbedder(), parser=TextParser())) as library:
-        world.services.provide_library(library)
-        world.services.provide_engine(world.engine, FakeAnswerer(library))
+    folder = tmp_path_factory.mktemp("hostile")
+    with real_world(folder, TextParser(), max_upload_bytes=100_000) as world:
         yield world
-    world.library.close()
 
 
 @pytest.mark.parametrize(("route", "body", "status"), BODIES.values(), ids=BODIES)

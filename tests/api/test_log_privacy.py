@@ -10,10 +10,11 @@ import pytest
 from ragflash import log
 from ragflash.log import LogFormat
 from ragflash.rag.answer import Answerer
-from ragflash.rag.library import Library, LibraryConfig
+from ragflash.rag.library import Library
 from ragflash_ingest.document import FailureReason, ParseError
 from tests.api.fakes import World
-from tests.rag.conftest import HashEmbedder, TextParser
+from tests.api.real_world import real_world
+from tests.rag.conftest import TextParser
 from tests.rag.engines import ScriptedEngine
 
 DOCUMENT = "The treasurer Ottokar embezzled 700 crowns. He was never caught by anybody."
@@ -40,13 +41,11 @@ def parser() -> TextParser:
 
 @pytest.fixture
 def real(tmp_path, parser) -> Iterator[World]:
-    world = World(loaded=False)
-    library = Library.open(LibraryConfig(tmp_path / "data"), HashEmbedder(), parser=parser)
-    world.services.provide_library(library)
-    world.services.provide_engine(world.engine, Answerer(library, ScriptedEngine()))
-    yield world
-    library.close()
-    world.library.close()
+    def answerer(library: Library) -> Answerer:
+        return Answerer(library, ScriptedEngine())
+
+    with real_world(tmp_path / "data", parser, answerer=answerer) as world:
+        yield world
 
 
 def add(world: World, text: str = DOCUMENT) -> dict:

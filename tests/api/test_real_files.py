@@ -5,11 +5,10 @@ from collections.abc import Iterator
 
 import pytest
 
-from ragflash.rag.library import Library, LibraryConfig
-from tests.api.fakes import FakeAnswerer, World, events_of
+from tests.api.fakes import World, events_of
+from tests.api.real_world import real_world
 from tests.ingest.office_files import make_ole, zip_of
 from tests.ingest.pdf_files import IMAGE, make_pdf, text_page
-from tests.rag.conftest import HashEmbedder
 
 PAGE = text_page(["Records are kept for seven years."])
 GOOD = make_pdf([PAGE])
@@ -26,14 +25,8 @@ UNREADABLE = {
 
 @pytest.fixture(scope="module")
 def real(tmp_path_factory) -> Iterator[World]:
-    world = World(loaded=False)
-    config = LibraryConfig(tmp_path_factory.mktemp("library") / "data")
-    library = Library.open(config, HashEmbedder())
-    world.services.provide_library(library)
-    world.services.provide_engine(world.engine, FakeAnswerer(library))
-    yield world
-    library.close()
-    world.library.close()
+    with real_world(tmp_path_factory.mktemp("library") / "data", parser=None) as world:
+        yield world
 
 
 @pytest.fixture(autouse=True)

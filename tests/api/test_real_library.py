@@ -5,11 +5,11 @@ from collections.abc import Iterator
 
 import pytest
 
-from ragflash.rag.library import Library, LibraryConfig
 from ragflash.rag.records import DEFAULT_COLLECTION, Scope
 from ragflash_ingest.document import FailureReason, ParseError
-from tests.api.fakes import FakeAnswerer, World, events_of
-from tests.rag.conftest import HashEmbedder, TextParser
+from tests.api.fakes import World, events_of
+from tests.api.real_world import real_world
+from tests.rag.conftest import TextParser
 
 PAGES = "Records are kept for seven years.\fThey are then destroyed by the keeper."
 
@@ -21,14 +21,8 @@ def parser() -> TextParser:
 
 @pytest.fixture
 def real(tmp_path, parser: TextParser) -> Iterator[World]:
-    world = World(loaded=False)
-    config = LibraryConfig(tmp_path / "data", max_upload_bytes=10_000)
-    library = Library.open(config, HashEmbedder(), parser=parser)
-    world.services.provide_library(library)
-    world.services.provide_engine(world.engine, FakeAnswerer(library))
-    yield world
-    library.close()
-    world.library.close()
+    with real_world(tmp_path / "data", parser, max_upload_bytes=10_000) as world:
+        yield world
 
 
 def upload(world: World, name: str = "law.txt", content: bytes = PAGES.encode(), **params: object):

@@ -1,7 +1,6 @@
 """Requests made up from the OpenAPI document: what it says is what the routes do, and no more."""
 
 from collections.abc import Iterator
-from contextlib import closing
 
 import pytest
 import schemathesis
@@ -9,10 +8,9 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from schemathesis.specs.openapi.checks import positive_data_acceptance
 
-from ragflash.rag.library import Library, LibraryConfig
-from ragflash.rag.records import DEFAULT_COLLECTION, Scope
-from tests.api.fakes import HEADERS, TEXT, FakeAnswerer, World
-from tests.rag.conftest import HashEmbedder, TextParser
+from tests.api.fakes import HEADERS, TEXT, World
+from tests.api.real_world import real_world
+from tests.rag.conftest import TextParser
 
 # A question of white space and the name of another model have the documented shape.
 TOO_STRICT = [positive_data_acceptance]
@@ -52,17 +50,12 @@ def fake() -> Iterator[World]:
 
 @pytest.fixture(scope="module")
 def real(tmp_path_factory) -> Iterator[World]:
-    world = World(loaded=False)
-    config = LibraryConfig(tmp_path_factory.mktemp("schema"), max_upload_bytes=10_000)
-    with closing(Library.open(config, HashEmbedder(), parser=TextParser())) as library:
-        world.services.provide_library(library)
-        world.services.provide_engine(world.engine, FakeAnswerer(library))
-        scope = Scope(frozenset({DEFAULT_COLLECTION}))
-        added = library.add(scope, DEFAULT_COLLECTION, "law.txt", TEXT.encode())
-        library.wait(scope, added.job.id, 30)
-        serve(world, added.document.id, added.job.id)
+    folder = tmp_path_factory.mktemp("schema")
+    with real_world(folder, TextParser(), max_upload_bytes=10_000) as world:
+        files = {"file": ("law.txt", TEXT.encode())}
+        added = world.send("POST", "/v1/documents?wait=30", files=files).json()
+        serve(world, added["document"]["id"], added["job"]["id"])
         yield world
-    world.library.close()
 
 
 @schema.parametrize()
