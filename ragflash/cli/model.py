@@ -1,9 +1,10 @@
 """The `model` commands: fetch model files, say what is in them and what memory they take."""
 
+from math import inf
 from typing import Annotated
 
 import typer
-from rich.table import Table
+from rich.table import Column, Table
 
 from ragflash.cli.options import DataDirOption, JsonOption
 from ragflash.cli.output import Output
@@ -49,7 +50,8 @@ def list_models(*, data_dir: DataDirOption = None, as_json: JsonOption = False) 
     from ragflash.cli.models import describe, installed  # noqa: PLC0415  (imports torch)
 
     with Output(as_json=as_json) as output:
-        table = Table("model", "architecture", "weights", "GB", "context", box=None)
+        path_column = Column("model", overflow="fold")  # to be copied whole
+        table = Table(path_column, "architecture", "weights", "GB", "context", box=None)
         models = []
         for path in installed(load_settings(data_dir=data_dir).data_dir / "models"):
             try:
@@ -99,14 +101,13 @@ def plan(
     from ragflash.cli.models import named_shape  # noqa: PLC0415  (imports torch)
 
     with Output(as_json=as_json) as output:
+        sizes = {"vram": vram, "ctx": ctx, "slots": slots, "verify-rows": verify_rows}
+        for name, value in sizes.items():
+            if not 0 < value < inf:
+                raise SettingInvalid(f"--{name} {value} must be a positive number")
         options = planner.PlanOptions(
             int(vram * _GIB), ctx, _kv_format(kv), slots=slots, verify_rows=verify_rows
         )
-        for name, value in (("vram", vram), ("ctx", ctx), ("slots", slots)):
-            if value <= 0:
-                raise SettingInvalid(f"--{name} {value} must be positive")
-        if verify_rows < 1:
-            raise SettingInvalid(f"--verify-rows {verify_rows} must be at least 1")
         shape = named_shape(model)
         if ctx > shape.context_tokens:
             raise ContextTooLong(

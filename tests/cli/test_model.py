@@ -49,6 +49,8 @@ def test_plan_for_programs(run, toy):
         (("qwen35-27b", "--kv", "q3"), 2, "known are f16, q8_0"),
         (("qwen35-27b", "--ctx", "0"), 2, "--ctx 0"),
         (("qwen35-27b", "--vram", "-1"), 2, "--vram"),
+        (("qwen35-27b", "--vram", "nan"), 2, "--vram"),
+        (("qwen35-27b", "--vram", "inf"), 2, "--vram"),
         (("qwen35-27b", "--verify-rows", "0"), 2, "--verify-rows"),
         (("qwen35-27b", "--ctx", "300000"), 1, "262144 tokens"),
     ],
@@ -78,6 +80,8 @@ def test_list_has_pulled_files_and_complains_of_broken_ones(run, toy, data_dir):
     paths = [model["path"] for model in json.loads(result.stdout)["models"]]
     assert str(folder / "toy.gguf") in paths
     assert "torn.gguf" in result.stderr
+    shown = run("model", "list").stdout
+    assert "…" not in shown
 
 
 def test_pull_puts_files_into_the_data_folder(run, data_dir, monkeypatch):
