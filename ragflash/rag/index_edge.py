@@ -35,7 +35,7 @@ _UNUSED_S = 60.0
 _LOG_SEGMENT_BYTES = 32 << 20  # the engine keeps one finished segment of its log, and the open one
 
 _EXACTLY = qdrant.SearchParams(
-    quantization=qdrant.QuantizationSearchParams(rescore=True, oversampling=2.0)
+    quantization=qdrant.QuantizationSearchParams(rescore=True, oversampling=4.0)
 )
 
 _T = TypeVar("_T")
@@ -48,8 +48,8 @@ class QdrantEdgeIndex:
 
     The write-ahead log is on, so that what `upsert` returned from survives a kill. Every search
     compares all vectors in scope: no graph is built, since building one blocks for minutes where
-    it would begin to pay. What is compared are codes of eight bits (TurboQuant, Zandieh et al.
-    2025), twice as many as are asked for are then compared exactly.
+    it would begin to pay. What is compared are codes of four bits (TurboQuant, Zandieh et al.
+    2025), four times as many as are asked for are then compared exactly.
 
     A deleted point is not found any more, but stays in the files until `vacuum`, which `tidy` does
     after a minute without any use, and `close`: it holds the whole process up, some 5 s for 100,000
@@ -261,7 +261,7 @@ def _config(dim: int) -> qdrant.EdgeConfig:
         size=dim,
         distance=qdrant.Distance.Cosine,
         quantization_config=qdrant.TurboQuantQuantizationConfig(
-            bits=qdrant.TurboQuantBitSize.Bits8
+            bits=qdrant.TurboQuantBitSize.Bits4
         ),
     )
     # One deleted point makes a segment worth rewriting, and no number of points a graph.
