@@ -28,7 +28,7 @@ from ragflash_kernels.paged_attention import kernel as attention_kernel
 from ragflash_kernels.paged_attention.launch import pick_tile
 from ragflash_kernels.qmatmul import gluon_kernel, kernel
 from ragflash_kernels.qmatmul.formats import RECORD_FORMATS
-from ragflash_kernels.qmatmul.launch import record_constants, sign_bit
+from ragflash_kernels.qmatmul.launch import pick_registers, record_constants, sign_bit
 from ragflash_kernels.rms_norm import kernel as norm_kernel
 
 
@@ -63,12 +63,12 @@ def qmatmul(sm: int, name: str, rows: str):
     layout = RECORD_FORMATS[name]
     constants = record_constants(layout, layout.max_steps) | {
         "TILES": -(-num_rows // 8), "ONE": num_rows == 1, "WARPS": 4, "PREFETCH": True,
-        "EAGER": sm >= 90,
+        "EAGER": sm >= 90 and num_rows <= 16,
     }  # fmt: skip
     pointers = {"records": "*u8", "q": "*i32", "scales": "*fp32", "sums": "*fp32", "out": "*fp32"}
     return compile_kernel(
         gluon_kernel.qmatmul_gluon_kernel, pointers, constants,
-        sm=sm, warps=4, registers=128 if num_rows > 24 else None,
+        sm=sm, warps=4, registers=pick_registers(layout, num_rows) if sm == 90 else None,
     )  # fmt: skip
 
 

@@ -158,8 +158,8 @@ def multiply_into_splits(
     tiles, num_records, _ = weight.records.shape
     if prefetch is None:
         prefetch = 1 < rows <= 16 or rows > 24
-    if max_registers is None and rows > 24:
-        max_registers = 128  # of 154: four warps more on an SM take a fifth off
+    if max_registers is None and not eager and _is_hopper(weight.records.device):
+        max_registers = pick_registers(weight.layout, rows)
     per_split = records_per_split or _records_per_split(tiles, num_records, weight.steps)
     splits = triton.cdiv(num_records, per_split)
     partial = torch.empty((splits, rows, weight.rows), device=weight.records.device)
@@ -170,6 +170,18 @@ def multiply_into_splits(
         launch_pdl=eager, **record_constants(weight.layout, weight.steps),
     )  # fmt: skip
     return partial
+
+
+def pick_registers(layout: RecordFormat, rows: int) -> int | None:
+    """Return the registers of a thread that are best on an H200; None for no limit.
+
+    Four warps more on an SM take a fifth off, unless codes of more bits spill for it.
+    """
+    return 128 if rows > 24 and layout.high_bits == 0 else None
+
+
+def _is_hopper(device: torch.device) -> bool:
+    return torch.cuda.get_device_capability(device)[0] == 9
 
 
 def _records_per_split(tiles: int, num_records: int, steps: int) -> int:
