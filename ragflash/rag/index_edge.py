@@ -52,8 +52,8 @@ class QdrantEdgeIndex:
     2025), four times as many as are asked for are then compared exactly.
 
     A deleted point is not found any more, but stays in the files until `vacuum`, which `tidy` does
-    after a minute without any use, and `close`: it holds the whole process up, some 5 s for 100,000
-    points. A file in the folder says that it is due, so that a crash postpones it only.
+    after a minute without any use, and `close`: it holds the whole process up, some 10 s for
+    100,000 points. A file in the folder says that it is due, so that a crash postpones it only.
     """
 
     def __init__(self, shard: qdrant.EdgeShard, folder: Path) -> None:
