@@ -133,7 +133,10 @@ def _attend(
         scores[:, -num_rows:].masked_fill_(hidden, float("-inf"))
     if window is not None:
         _hide_old(scores, num_rows, group, window)
-    weights = scores.softmax(dim=1, dtype=torch.float32).to(q.dtype)
+    if scores.dtype == torch.float32:  # in place: scores of a long text are tens of megabytes
+        weights = torch.softmax(scores, dim=1, out=scores)
+    else:
+        weights = scores.softmax(dim=1, dtype=torch.float32).to(q.dtype)
     mixed = _mix(weights, values, runs).view(num_kv_heads, num_rows, group, head_dim)
     return mixed.transpose(0, 1).reshape(q.shape).to(q.dtype)
 
