@@ -31,7 +31,7 @@ def table(database, tmp_path) -> JobTable:
     """A table with one job that waits."""
     corpus = Corpus(database)
     corpus.add_collection("mine", "x", 0)
-    document = _new_record("mine", "a.txt", StagedBlob(tmp_path, "ab", 1), 0)
+    document = _new_record("mine", "a.txt", StagedBlob(tmp_path, "ab", 1))
     corpus.add(document)
     table = JobTable(database)
     table.add(document, 0)
