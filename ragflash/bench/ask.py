@@ -3,6 +3,7 @@
 import asyncio
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -18,6 +19,7 @@ from ragflash.rag.records import (
     AskMode,
     AskRequest,
     DocumentRecord,
+    DuplicatePolicy,
     Scope,
 )
 
@@ -49,10 +51,9 @@ def measure(
         EngineError: The model wrote no answer whose first token could be timed.
     """
     progress("reading it into the library", 0, 0)
-    added = library.add(_SCOPE, DEFAULT_COLLECTION, path.name, path)
-    library.wait(_SCOPE, added.job.id)
-    record = library.get(_SCOPE, added.document.id)
-    asker = _Asker(Answerer(library, client), client, record, question, 2 * runs + 1, progress)
+    add = partial(_add_anew, library, path)
+    record = add()
+    asker = _Asker(Answerer(library, client), client, add, record, question, 2 * runs + 1, progress)
     asker.ask()
     reused, cold = paired(asker.ask_again, asker.ask_cold, runs)
     info = client.info()
@@ -82,12 +83,22 @@ def measure(
     )
 
 
+def _add_anew(library: Library, path: Path) -> DocumentRecord:
+    """Add the file as a document of its own, whatever was added before."""
+    added = library.add(
+        _SCOPE, DEFAULT_COLLECTION, path.name, path, on_duplicate=DuplicatePolicy.KEEP
+    )
+    library.wait(_SCOPE, added.job.id)
+    return library.get(_SCOPE, added.document.id)
+
+
 @dataclass
 class _Asker:
     """Asks, and keeps what the readings of the first token do not say."""
 
     answerer: Answerer
     client: EngineClient
+    add: Callable[[], DocumentRecord]
     record: DocumentRecord
     question: str
     total: int
@@ -114,7 +125,9 @@ class _Asker:
         return _first_token_ms(answer)
 
     def ask_cold(self) -> float:
+        # A source that was dropped is never kept again, so the next reading is of a new one.
         asyncio.run(self.client.drop_source(self.record.source_id))
+        self.record = self.add()
         answer = self.ask()
         self.cold_ms.append(answer.timings.total_ms)
         if answer.timings.engine is not None:

@@ -16,14 +16,16 @@ from tests.rag.conftest import HashEmbedder, TextParser
 
 
 class ForgetfulEngine:
-    """Knows what is cached, and answers in times that tell it."""
+    """Knows which documents are cached, and never again caches one that was dropped."""
 
     def __init__(self):
-        self.cached = False
+        self.cached = set()
+        self.dropped = set()
 
     async def drop_source(self, source_id):
         assert source_id.startswith("doc_")
-        self.cached = False
+        self.cached.discard(source_id)
+        self.dropped.add(source_id)
         return 1
 
     def info(self):
@@ -38,7 +40,8 @@ class TimedAnswerer:
 
     async def answer(self, scope, request):
         await asyncio.sleep(0)
-        cached, self.client.cached = self.client.cached, True
+        cached = request.document_ids[0] in self.client.cached
+        self.client.cached |= {*request.document_ids} - self.client.dropped
         computed = 10 if cached else 1000
         engine = Timings(0.0, computed, 1000 - computed, float(computed), 4, 40.0, 1.0, 0, 0, 1)
         first_ms = self.first_token_ms[cached]
