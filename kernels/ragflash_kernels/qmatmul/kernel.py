@@ -18,6 +18,43 @@ _BYTES = tl.constexpr(int(Scales.BYTES))
 _OF_16 = tl.constexpr(int(Scales.SIGNED_BYTES_OF_16))
 
 
+@triton.jit
+def store_quantized(values, row, block, step, tiles, q_out, scales_out, sums_out):
+    """Quantise some steps of one row into `ActivationBuffers`; compile without fused products.
+
+    Args:
+        values: float32 `[S, 32]`.
+        row: Of the buffers.
+        block: Of 256 columns, the one that the steps are in.
+        step: `[S]`: which of its eight steps they are.
+        tiles: Of the buffers.
+        q_out: `ActivationBuffers.q`, as int8.
+        scales_out: As there.
+        sums_out: As there.
+    """
+    amplitude = tl.max(tl.abs(values), 1)
+    poison = tl.where(amplitude <= _LARGEST, tl.sum(values * 0.0, 1), float("nan"))
+    scale = (amplitude * (1.0 / 127.0)).to(tl.int32, bitcast=True) & -4
+    scale = scale.to(tl.float32, bitcast=True)
+    usable = (amplitude >= _SMALLEST) & (poison == 0.0)
+    scale = tl.where(usable, scale, 0.0)
+    inverse = tl.where(usable, tl.div_rn(1.0, tl.where(usable, scale, 1.0)), 0.0)
+    rounded = (tl.where(usable[:, None], values, 0.0) * inverse[:, None] + _ROUND) - _ROUND
+    scale += poison
+    place = (block * tiles + row // 8).to(tl.int64)
+    g = row % 8
+    k = tl.arange(0, 32)[None, :]
+    c = k % 16 // 4
+    s = step[:, None]
+    at = s // 2 * 512 + (g * 4 + c) * 16 + s % 2 * 8 + k // 16 * 4 + k % 4
+    tl.store(q_out + place * 2048 + at, rounded.to(tl.int8))
+    tl.store(scales_out + place * 64 + g // 2 * 16 + step * 2 + g % 2, scale)
+    total = tl.sum(rounded, 1) * scale
+    rough = (total.to(tl.int32, bitcast=True) & _TF32_BITS).to(tl.float32, bitcast=True)
+    tl.store(sums_out + place * 128 + step * 16 + g * 2, rough)
+    tl.store(sums_out + place * 128 + step * 16 + g * 2 + 1, total - rough)
+
+
 @triton.jit(do_not_specialize=["row_stride", "columns", "tiles"])
 def quantize_rows_kernel(
     x, q_out, scales_out, sums_out, row_stride, columns, tiles, EAGER: tl.constexpr
@@ -39,31 +76,10 @@ def quantize_rows_kernel(
     if EAGER:
         tl.extra.cuda.gdc_launch_dependents()
         tl.extra.cuda.gdc_wait()
-    step = tl.arange(0, 8)[:, None]
-    k = tl.arange(0, 32)[None, :]
-    column = block * 256 + step * 32 + k
+    step = tl.arange(0, 8)
+    column = block * 256 + step[:, None] * 32 + tl.arange(0, 32)[None, :]
     values = tl.load(x + row.to(tl.int64) * row_stride + column, mask=column < columns, other=0.0)
-    values = values.to(tl.float32)
-    amplitude = tl.max(tl.abs(values), 1)
-    poison = tl.where(amplitude <= _LARGEST, tl.sum(values * 0.0, 1), float("nan"))
-    scale = (amplitude * (1.0 / 127.0)).to(tl.int32, bitcast=True) & -4
-    scale = scale.to(tl.float32, bitcast=True)
-    usable = (amplitude >= _SMALLEST) & (poison == 0.0)
-    scale = tl.where(usable, scale, 0.0)
-    inverse = tl.where(usable, tl.div_rn(1.0, tl.where(usable, scale, 1.0)), 0.0)
-    rounded = (tl.where(usable[:, None], values, 0.0) * inverse[:, None] + _ROUND) - _ROUND
-    scale += poison
-    place = (block * tiles + row // 8).to(tl.int64)
-    g = row % 8
-    c = k % 16 // 4
-    at = step // 2 * 512 + (g * 4 + c) * 16 + step % 2 * 8 + k // 16 * 4 + k % 4
-    tl.store(q_out + place * 2048 + at, rounded.to(tl.int8))
-    steps = tl.arange(0, 8)
-    tl.store(scales_out + place * 64 + g // 2 * 16 + steps * 2 + g % 2, scale)
-    total = tl.sum(rounded, 1) * scale
-    rough = (total.to(tl.int32, bitcast=True) & _TF32_BITS).to(tl.float32, bitcast=True)
-    tl.store(sums_out + place * 128 + steps * 16 + g * 2, rough)
-    tl.store(sums_out + place * 128 + steps * 16 + g * 2 + 1, total - rough)
+    store_quantized(values.to(tl.float32), row, block, step, tiles, q_out, scales_out, sums_out)
 
 
 @triton.jit(do_not_specialize=["rows", "columns", "partial_columns"])
