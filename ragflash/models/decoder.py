@@ -7,7 +7,7 @@ import torch
 from ragflash.kvcache.pages import KVLayout, PagePool
 from ragflash.models.contract import ForwardBatch, Model
 from ragflash.models.layers import Angles, Mixer, Norm, Step
-from ragflash.models.linear import Embedding, Linear
+from ragflash.models.linear import Embedding, Linear, PackedEmbedding
 from ragflash.models.metadata import Metadata
 from ragflash.models.weights import WeightReader
 
@@ -27,7 +27,7 @@ class DecoderParts:
         soft_cap: Logits become `c · tanh(logits / c)`; `None` leaves them.
     """
 
-    embedding: Embedding
+    embedding: Embedding | PackedEmbedding
     blocks: tuple[Mixer, ...]
     norm: Norm
     head: Linear
@@ -126,7 +126,7 @@ class Decoder(Model):
 
 def read_tables(
     reader: WeightReader, metadata: Metadata, hidden_size: int
-) -> tuple[Embedding, Linear]:
+) -> tuple[Embedding | PackedEmbedding, Linear]:
     """Read the embedding and the head, which are one tensor in files without `output.weight`."""
     vocab_size = metadata.vocab_size()
     embedding = reader.embedding("token_embd.weight", vocab_size, hidden_size)

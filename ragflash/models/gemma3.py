@@ -16,7 +16,7 @@ from ragflash.models.contract import SequenceShape
 from ragflash.models.decoder import Decoder, DecoderParts, inverse_frequencies, read_tables
 from ragflash.models.layers import Attention, Mixer, Norm, PagedKV, SandwichBlock, gelu_tanh
 from ragflash.models.metadata import Metadata
-from ragflash.models.weights import WeightReader
+from ragflash.models.weights import WeightForm, WeightReader
 
 GLOBAL, LOCAL = 0, 1  # sets of rotary frequencies
 _LAYERS_OF_27B = 62
@@ -96,12 +96,17 @@ class Gemma3(Decoder):
 
     @classmethod
     def from_gguf(
-        cls, file: GGUFFile, *, dtype: torch.dtype, device: torch.device | str, packed: bool = False
+        cls,
+        file: GGUFFile,
+        *,
+        dtype: torch.dtype,
+        device: torch.device | str,
+        form: WeightForm = "dense",
     ) -> Self:
         """Load every weight; raises a `ModelError` for a file it cannot run."""
         metadata = Metadata(file)
         config = Gemma3Config.from_metadata(metadata)
-        reader = WeightReader(file, dtype=dtype, device=device, packed=packed)
+        reader = WeightReader(file, dtype=dtype, device=device, form=form)
         embedding, head = read_tables(reader, metadata, config.hidden_size)
         frequencies = (
             inverse_frequencies(config.theta_global, config.head_dim) / config.positions_factor,

@@ -23,7 +23,7 @@ from ragflash.models.gemma3 import GLOBAL, LOCAL, read_sandwich, read_soft_cap
 from ragflash.models.layers import Mixer, Norm, PagedKV, Step, gelu_tanh
 from ragflash.models.linear import Linear, PackedEmbedding
 from ragflash.models.metadata import Metadata
-from ragflash.models.weights import WeightReader
+from ragflash.models.weights import WeightForm, WeightReader
 from ragflash_kernels.rope import rope
 
 
@@ -238,12 +238,17 @@ class Gemma4(Decoder):
 
     @classmethod
     def from_gguf(
-        cls, file: GGUFFile, *, dtype: torch.dtype, device: torch.device | str, packed: bool = False
+        cls,
+        file: GGUFFile,
+        *,
+        dtype: torch.dtype,
+        device: torch.device | str,
+        form: WeightForm = "dense",
     ) -> Self:
         """Load every weight; raises a `ModelError` for a file it cannot run."""
         metadata = Metadata(file)
         config = Gemma4Config.from_metadata(metadata)
-        reader = WeightReader(file, dtype=dtype, device=device, packed=packed)
+        reader = WeightReader(file, dtype=dtype, device=device, form=form)
         embedding, head = read_tables(reader, metadata, config.hidden_size)
         parts = DecoderParts(
             embedding=embedding,

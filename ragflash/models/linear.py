@@ -65,11 +65,11 @@ class PackedEmbedding:
     """
 
     def __init__(self, blocks: torch.Tensor, block_format: str, dtype: torch.dtype) -> None:
-        self._blocks = blocks
-        self._block_format = block_format
+        self.blocks = blocks
+        self.block_format = block_format
         self._dtype = dtype
 
     def __call__(self, token_ids: torch.Tensor) -> torch.Tensor:
         """Return the vectors `[N, H]` of token ids `[N]`."""
-        blocks = self._blocks[token_ids]
-        return dequantize(blocks, block_format=self._block_format, dtype=self._dtype)
+        blocks = self.blocks[token_ids]
+        return dequantize(blocks, block_format=self.block_format, dtype=self._dtype)

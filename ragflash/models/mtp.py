@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import torch
 
 from ragflash.models.layers import Mixer, Norm, Step
-from ragflash.models.linear import Embedding, Linear
+from ragflash.models.linear import Embedding, Linear, PackedEmbedding
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,7 +26,7 @@ class MtpHead:
         head: Gives logits, the model's unless the file has another.
     """
 
-    embedding: Embedding
+    embedding: Embedding | PackedEmbedding
     embedding_norm: Norm
     hidden_norm: Norm
     join: Linear

@@ -16,7 +16,7 @@ from ragflash.models.decoder import Decoder, DecoderParts, inverse_frequencies, 
 from ragflash.models.layers import Attention, Block, Norm, PagedKV
 from ragflash.models.linear import Linear
 from ragflash.models.metadata import Metadata
-from ragflash.models.weights import WeightReader
+from ragflash.models.weights import WeightForm, WeightReader
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,13 +73,18 @@ class PlainDecoder(Decoder):
 
     @classmethod
     def from_gguf(
-        cls, file: GGUFFile, *, dtype: torch.dtype, device: torch.device | str, packed: bool = False
+        cls,
+        file: GGUFFile,
+        *,
+        dtype: torch.dtype,
+        device: torch.device | str,
+        form: WeightForm = "dense",
     ) -> Self:
         """Load every weight; raises a `ModelError` for a file it cannot run."""
         metadata = Metadata(file)
         metadata.refuse("expert_count", "experts (mixtures)")
         config = PlainConfig.from_metadata(metadata)
-        reader = WeightReader(file, dtype=dtype, device=device, packed=packed)
+        reader = WeightReader(file, dtype=dtype, device=device, form=form)
         embedding, head = read_tables(reader, metadata, config.hidden_size)
         parts = DecoderParts(
             embedding=embedding,

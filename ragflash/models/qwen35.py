@@ -19,11 +19,11 @@ from ragflash.models.decoder import DecoderParts, inverse_frequencies, read_tabl
 from ragflash.models.deltanet import DeltaNetSizes, GatedDeltaNet
 from ragflash.models.hybrid import HybridDecoder
 from ragflash.models.layers import Block, Mixer, Norm, PagedKV, Step
-from ragflash.models.linear import Embedding, Linear
+from ragflash.models.linear import Embedding, Linear, PackedEmbedding
 from ragflash.models.metadata import Metadata
 from ragflash.models.mtp import MtpHead
 from ragflash.models.recurrent import SlotStates
-from ragflash.models.weights import WeightReader
+from ragflash.models.weights import WeightForm, WeightReader
 from ragflash_kernels.rope import rope
 
 
@@ -155,12 +155,17 @@ class Qwen35(HybridDecoder):
 
     @classmethod
     def from_gguf(
-        cls, file: GGUFFile, *, dtype: torch.dtype, device: torch.device | str, packed: bool = False
+        cls,
+        file: GGUFFile,
+        *,
+        dtype: torch.dtype,
+        device: torch.device | str,
+        form: WeightForm = "dense",
     ) -> Self:
         """Load every weight; raises a `ModelError` for a file it cannot run."""
         metadata = Metadata(file)
         config = Qwen35Config.from_metadata(metadata)
-        reader = WeightReader(file, dtype=dtype, device=device, packed=packed)
+        reader = WeightReader(file, dtype=dtype, device=device, form=form)
         embedding, head = read_tables(reader, metadata, config.hidden_size)
         ffn = cls._ffn_reader(metadata, reader, config.hidden_size)
         frequencies = inverse_frequencies(config.rope_theta, config.rotated_dim)
@@ -298,7 +303,7 @@ def _read_mtp(
     reader: WeightReader,
     config: Qwen35Config,
     ffn: FFNReader,
-    embedding: Embedding,
+    embedding: Embedding | PackedEmbedding,
     head: Linear,
 ) -> MtpHead:
     prefix = f"blk.{len(config.has_attention)}."

@@ -10,6 +10,7 @@ from ragflash.errors import ArchitectureUnknown, SettingInvalid
 from ragflash.gguf.reader import GGUFFile
 from ragflash.models.contract import Model, SequenceShape
 from ragflash.models.packed import PACKABLE_FORMATS
+from ragflash.models.weights import WeightForm
 
 ARCHITECTURES = {
     "gemma3": "ragflash.models.gemma3:Gemma3",
@@ -22,7 +23,6 @@ ARCHITECTURES = {
 }
 
 ComputeDtype = Literal["auto", "float32", "bfloat16"]
-WeightForm = Literal["dense", "packed"]
 
 _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 
@@ -36,7 +36,7 @@ class ModelClass(Protocol):
         *,
         dtype: torch.dtype,
         device: torch.device | str,
-        packed: bool = False,
+        form: WeightForm = "dense",
     ) -> Model:
         """Load the weights; raises a `ModelError` for a file that it cannot run."""
 
@@ -82,7 +82,7 @@ def load_model(
     if dtype == "auto":
         dtype = "bfloat16" if cpu_multiplies_bfloat16() else "float32"
     return model_class(architecture).from_gguf(
-        file, dtype=_DTYPES[dtype], device=device, packed=weights == "packed"
+        file, dtype=_DTYPES[dtype], device=device, form=weights
     )
 
 

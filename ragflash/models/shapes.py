@@ -1,6 +1,8 @@
 """Sizes of models, from a file's header or from tables that come with ragflash."""
 
 import json
+from collections import defaultdict
+from collections.abc import Iterable
 from importlib import resources
 from math import prod
 from pathlib import Path
@@ -11,7 +13,16 @@ from ragflash.gguf.reader import GGUFFile, TensorInfo
 from ragflash.kvcache.planner import ModelShape
 from ragflash.models.metadata import Metadata
 from ragflash.models.registry import model_class
+from ragflash_kernels.qmatmul.formats import COLUMNS_PER_STEP, RECORD_FORMATS, ROWS_PER_RECORD
 
+_EMBEDDING = "token_embd.weight"
+_TABLES_BY_ROW = (_EMBEDDING, "per_layer_token_embd.weight")
+# What matrices multiply, where several multiply the same.
+_INPUTS = {
+    **dict.fromkeys(("attn_q", "attn_k", "attn_v", "attn_qkv", "attn_gate"), "mixer"),
+    **dict.fromkeys(("ssm_alpha", "ssm_beta"), "mixer"),
+    **dict.fromkeys(("ffn_gate", "ffn_up"), "ffn"),
+}
 _TABLES = resources.files("ragflash.models") / "shapes"
 
 
@@ -39,24 +50,57 @@ def model_shape(file: GGUFFile) -> ModelShape:
     """
     metadata = Metadata(file)
     sequence = model_class(metadata.architecture).shape(file)
-    by_row = {"per_layer_token_embd.weight"}
-    if "output.weight" in file.tensors:
-        by_row.add("token_embd.weight")  # else it is the head too, and read whole
-    on_device = [tensor for name, tensor in file.tensors.items() if name not in by_row]
+    by_row = [name for name in _TABLES_BY_ROW if name in file.tensors]
+    is_tied = "output.weight" not in file.tensors
+    on_device = [
+        tensor
+        for name, tensor in file.tensors.items()
+        if name not in by_row or (is_tied and name == _EMBEDDING)  # the head reads it whole
+    ]
+    groups = _groups(on_device)
     return ModelShape(
         name=file.path.name,
         context_tokens=sequence.context_tokens,
         kv_layers=sequence.kv_layers,
         state_bytes=sequence.state_bytes,
         tape_bytes=sequence.tape_bytes,
-        device_weight_bytes=sum(tensor.num_bytes for tensor in on_device),
-        host_weight_bytes=sum(file.tensors[n].num_bytes for n in by_row if n in file.tensors),
-        largest_matrix_values=max(
-            (prod(t.shape[-2:]) for t in on_device if t.name.startswith("blk.")), default=0
+        file_bytes=sum(tensor.num_bytes for tensor in file.tensors.values()),
+        device_weight_bytes=sum(map(device_bytes, on_device)),
+        host_weight_bytes=sum(file.tensors[name].num_bytes for name in by_row),
+        largest_group_values=max(
+            (sum(prod(tensor.shape) for tensor in group) for group in groups), default=0
         ),
+        widest_group=max((sum(tensor.shape[0] for tensor in group) for group in groups), default=0),
         hidden_size=metadata.size("embedding_length"),
         vocab_size=metadata.vocab_size(),
     )
+
+
+def device_bytes(tensor: TensorInfo) -> int:
+    """Return what a tensor takes on a card, where matrices lie in records.
+
+    Formats that have no record are unpacked to two bytes a value; vectors and experts stay as they
+    are stored.
+    """
+    if len(tensor.shape) != 2 or tensor.type.name == "F32":
+        return tensor.num_bytes
+    layout = RECORD_FORMATS.get(tensor.type.name)
+    if layout is None:
+        return 2 * prod(tensor.shape)
+    rows, columns = tensor.shape
+    steps = layout.steps(columns)
+    tiles, records = -(-rows // ROWS_PER_RECORD), -(-columns // (COLUMNS_PER_STEP * steps))
+    return tiles * records * layout.offsets(steps).size
+
+
+def _groups(tensors: Iterable[TensorInfo]) -> list[list[TensorInfo]]:
+    """Matrices of one block that share an input, and so are unpacked together."""
+    groups: defaultdict[tuple[str, str], list[TensorInfo]] = defaultdict(list)
+    for tensor in tensors:
+        name, _, part = tensor.name.removesuffix(".weight").rpartition(".")
+        if name.startswith("blk.") and len(tensor.shape) == 2:
+            groups[name, _INPUTS.get(part, part)].append(tensor)
+    return list(groups.values())
 
 
 def _tensor(name: str, kind: str, *dimensions: int) -> TensorInfo:

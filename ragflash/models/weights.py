@@ -2,16 +2,22 @@
 
 from collections import Counter
 from collections.abc import Sequence
+from itertools import groupby
+from typing import Literal
 
 import torch
 
 from ragflash.errors import ModelError, TensorMissing
 from ragflash.gguf.reader import GGUFFile
+from ragflash.models.device.matrices import RecordLinear, Stored
+from ragflash.models.device.upload import Uploader
 from ragflash.models.layers import Activation, GatedFFN, Norm, silu
 from ragflash.models.linear import DenseLinear, Embedding, Linear, PackedEmbedding, SideBySide
 from ragflash.models.moe import ExpertMatrices
 from ragflash.models.packed import PackedLinear, can_pack
 from ragflash_kernels.dequant import dequantize
+
+WeightForm = Literal["dense", "packed", "records"]
 
 
 class WeightReader:
@@ -21,7 +27,8 @@ class WeightReader:
         file: Where they are.
         dtype: Of matrices that are unpacked.
         device: Where tensors go.
-        packed: Whether matrices of 4-bit blocks stay as they are.
+        form: `dense` unpacks matrices; `packed` leaves those of 4-bit blocks as they are, for a CPU;
+            `records` repacks them for the kernels of a card.
     """
 
     def __init__(
@@ -30,10 +37,11 @@ class WeightReader:
         *,
         dtype: torch.dtype,
         device: torch.device | str,
-        packed: bool = False,
+        form: WeightForm = "dense",
     ) -> None:
         self._file = file
-        self._packed = packed
+        self._form = form
+        self._upload = Uploader(device)
         self._dtype = dtype
         self._device = device
         self._used: set[str] = set()
@@ -84,13 +92,29 @@ class WeightReader:
         for name, size, order in zip(names, out_features, orders, strict=True):
             blocks, block_format = self._stored(name, (size, in_features))
             stored.append((blocks if order is None else blocks[order], block_format))
-        if self._packed and can_pack([kind for _, kind in stored], sum(out_features)):
+        if self._form == "records":
+            return self._records(stored, out_features, bias)
+        packs = self._form == "packed"
+        if packs and can_pack([kind for _, kind in stored], sum(out_features)):
             return PackedLinear(torch.cat([blocks for blocks, _ in stored]), stored[0][1], bias)
-        if self._packed and any(can_pack([kind], len(blocks)) for blocks, kind in stored):
+        if packs and any(can_pack([kind], len(blocks)) for blocks, kind in stored):
             biases_of = [None] * len(names) if bias is None else torch.split(bias, [*out_features])
             parts = zip(stored, biases_of, strict=True)
             return SideBySide([self._alone(*part, in_features, b) for part, b in parts])
         return self._dense(stored, in_features, bias)
+
+    def _records(
+        self,
+        stored: Sequence[tuple[torch.Tensor, str]],
+        widths: Sequence[int],
+        bias: torch.Tensor | None,
+    ) -> RecordLinear:
+        """Neighbours of one format become one matrix, so that one launch does for all."""
+        groups = []
+        for block_format, group in groupby(stored, key=lambda one: one[1]):
+            blocks = [self._upload(blocks) for blocks, _ in group]
+            groups.append(Stored(torch.cat(blocks) if len(blocks) > 1 else blocks[0], block_format))
+        return RecordLinear.of(groups, widths, bias)
 
     def _alone(
         self, blocks: torch.Tensor, block_format: str, in_features: int, bias: torch.Tensor | None
@@ -129,8 +153,15 @@ class WeightReader:
             activation,
         )
 
-    def embedding(self, name: str, vocab_size: int, hidden_size: int) -> Embedding:
-        """Return a table of token vectors."""
+    def embedding(
+        self, name: str, vocab_size: int, hidden_size: int
+    ) -> Embedding | PackedEmbedding:
+        """Return a table of token vectors; a card's stays packed in the host's memory."""
+        if self._form == "records":
+            blocks, block_format = self._stored(name, (vocab_size, hidden_size))
+            pinned = torch.device(self._device).type == "cuda"
+            blocks = blocks.pin_memory() if pinned else blocks.clone()
+            return PackedEmbedding(blocks, block_format, torch.float32)
         table = torch.empty(hidden_size, vocab_size, dtype=self._dtype, device=self._device)
         self._unpack_transposed(*self._stored(name, (vocab_size, hidden_size)), table)
         return Embedding(table)
@@ -140,8 +171,11 @@ class WeightReader:
         blocks, block_format = self._stored(name, (vocab_size, hidden_size))
         return PackedEmbedding(blocks.to(self._device), block_format, self._dtype)
 
-    def tied_head(self, embedding: Embedding) -> Linear:
-        """Return the head that shares an embedding's memory."""
+    def tied_head(self, embedding: Embedding | PackedEmbedding) -> Linear:
+        """Return the head that an embedding is too; unpacked they share their memory."""
+        if isinstance(embedding, PackedEmbedding):
+            blocks = self._upload(embedding.blocks)
+            return RecordLinear.of([Stored(blocks, embedding.block_format)], [len(blocks)])
         return DenseLinear(embedding.weight)
 
     def experts(
@@ -169,7 +203,7 @@ class WeightReader:
 
     def _bias(self, names: Sequence[str], sizes: Sequence[int]) -> torch.Tensor:
         parts = [self.vector(name, size) for name, size in zip(names, sizes, strict=True)]
-        return torch.cat(parts).to(self._dtype)
+        return torch.cat(parts).to(torch.float32 if self._form == "records" else self._dtype)
 
     def _unpack_transposed(
         self, blocks: torch.Tensor, block_format: str, target: torch.Tensor

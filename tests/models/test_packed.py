@@ -91,8 +91,8 @@ def test_matrices_of_other_formats_beside_packed_ones_are_unpacked(tmp_path):
     x = torch.randn(3, 256, generator=torch.Generator().manual_seed(1))
     found = []
     with GGUFFile.open(tmp_path / "mixed.gguf") as file:
-        for packed in (True, False):
-            reader = WeightReader(file, dtype=torch.float32, device="cpu", packed=packed)
+        for form in ("packed", "dense"):
+            reader = WeightReader(file, dtype=torch.float32, device="cpu", form=form)
             linear = reader.linear(
                 [f"{name}.weight" for name in kinds],
                 in_features=256,

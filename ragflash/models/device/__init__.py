@@ -1,0 +1,1 @@
+"""Models on a card: the same layers, joined into a programme of fused operations."""

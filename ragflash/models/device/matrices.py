@@ -1,0 +1,105 @@
+"""Matrices of a model as a card multiplies them."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Self
+
+import torch
+
+from ragflash_kernels.columns import Columns
+from ragflash_kernels.dequant import dequantize
+from ragflash_kernels.qmatmul import PackedMatrix, pack_matrix
+from ragflash_kernels.qmatmul.activations import ActivationBuffers
+from ragflash_kernels.qmatmul.formats import RECORD_FORMATS
+
+Matrix = PackedMatrix | torch.Tensor  # a tensor is `[out, in]`, of a format that has no records
+Activations = ActivationBuffers | torch.Tensor
+
+_FLOATS = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
+
+
+@dataclass(frozen=True, slots=True)
+class Stored:
+    """Blocks of a file, uint8 `[out, row bytes]`, and their format."""
+
+    blocks: torch.Tensor
+    block_format: str
+
+    def matrix(self) -> Matrix:
+        """Repack them; formats without records are unpacked."""
+        if self.block_format in RECORD_FORMATS:
+            return pack_matrix(self.blocks, block_format=self.block_format)
+        dtype = _FLOATS.get(self.block_format, torch.bfloat16)
+        return dequantize(self.blocks, block_format=self.block_format, dtype=dtype)
+
+
+@dataclass(frozen=True, slots=True)
+class Workspace:
+    """What products of many rows need.
+
+    Attributes:
+        unpacked: One unpacked matrix, the largest.
+        eager: Products of few rows may start before what they read is written (sm_90).
+    """
+
+    unpacked: torch.Tensor
+    eager: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class RecordLinear:
+    """Matrices that share their input, those of one format joined.
+
+    Attributes:
+        matrices: In order of columns.
+        widths: Columns of each matrix of the file, in the same order.
+        bias: float32 `[out]`, added to the products.
+    """
+
+    matrices: tuple[Matrix, ...]
+    widths: tuple[int, ...]
+    bias: torch.Tensor | None = None
+
+    @classmethod
+    def of(
+        cls, stored: Sequence[Stored], widths: Sequence[int], bias: torch.Tensor | None = None
+    ) -> Self:
+        """Repack what a file stores."""
+        return cls(tuple(one.matrix() for one in stored), tuple(widths), bias)
+
+    def __call__(self, x: torch.Tensor) -> torch.Tensor:
+        """Multiply up to 32 rows and add all parts up; see `Linear`."""
+        products = self.multiply(quantize(x), len(x), None)
+        return torch.cat([columns.sum() for columns in products], dim=-1).to(x.dtype)
+
+    @property
+    def largest_values(self) -> int:
+        """Values of the largest matrix that is unpacked for many rows."""
+        sizes = [one.rows * one.columns for one in self.matrices if isinstance(one, PackedMatrix)]
+        return max(sizes, default=0)
+
+    def multiply(
+        self, x: Activations, num_rows: int, work: Workspace | None
+    ) -> tuple[Columns, ...]:
+        """Return the products, one entry for each of `widths`."""
+        products = []
+        for matrix in self.matrices:
+            unpacked = work.unpacked if work is not None else None
+            eager = work is not None and work.eager
+            products.append(multiply(x, num_rows, matrix, unpacked=unpacked, eager=eager))
+        if self.bias is not None:
+            first = 0
+            for product in products:
+                product[0] += self.bias[first : first + product.shape[2]]
+                first += product.shape[2]
+        return tuple(_cut(products, self.widths))
+
+
+def _cut(products: Sequence[torch.Tensor], widths: Sequence[int]) -> list[Columns]:
+    columns, at, start = [], 0, 0
+    for width in widths:
+        if start == products[at].shape[2]:
+            at, start = at + 1, 0
+        columns.append(Columns(products[at], start, width))
+        start += width
+    return columns

@@ -1,0 +1,161 @@
+"""How a step's rows meet pages and states: few rows by tables, many rows of one sequence at once."""
+
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+
+from ragflash.kvcache.pages import KVPages
+from ragflash.models.contract import SequenceRows
+from ragflash.models.device.matrices import Activations, RecordLinear, Workspace
+from ragflash.models.device.tables import StepTables
+from ragflash.models.layers import Angles, PagedKV
+from ragflash_kernels.attention_inputs import attention_inputs
+from ragflash_kernels.columns import Columns
+from ragflash_kernels.gated_delta.device import (
+    DeltaStates,
+    DeltaWeights,
+    delta_prefill,
+    delta_step,
+)
+from ragflash_kernels.paged_attention import KvPart, attend_parts
+from ragflash_kernels.prefill_attention import PackedHistory, PrefillWorkspace, prefill_attention
+
+
+@dataclass(frozen=True, slots=True)
+class HeadInputs:
+    """What attention makes of a row's columns before it attends.
+
+    Attributes:
+        q: Columns of queries.
+        k: Of keys.
+        v: Of values.
+        gate: Of what the output is multiplied with after a sigmoid; `None` leaves it.
+    """
+
+    q: Columns
+    k: Columns
+    v: Columns
+    gate: Columns | None
+
+
+@dataclass(frozen=True, slots=True)
+class HeadSizes:
+    """Shape and norms of heads.
+
+    Attributes:
+        head_dim: Values a head.
+        q_norm: Weight `[D]` float32 of queries; `None` leaves them.
+        k_norm: Of keys.
+        eps: Of both norms.
+    """
+
+    head_dim: int
+    q_norm: torch.Tensor | None
+    k_norm: torch.Tensor | None
+    eps: float
+
+
+class DeviceStep(Protocol):
+    """Rows of one forward."""
+
+    @property
+    def quantized(self) -> bool:
+        """Whether matrices take rows on the int8 grid."""
+
+    @property
+    def eager(self) -> bool:
+        """Whether kernels may start before the one before has ended."""
+
+    def multiply(self, matrix: RecordLinear, x: Activations) -> tuple[Columns, ...]:
+        """Return a product, one entry for each of the matrix's `widths`."""
+
+    def attend(
+        self, kv: PagedKV, inputs: HeadInputs, sizes: HeadSizes, rotary: int
+    ) -> Activations:
+        """Store keys and values, and return what the queries see, `[N, Hq · D]`."""
+
+    def delta(
+        self, layer: int, qkv: Columns, beta: Columns, alpha: Columns, weights: DeltaWeights
+    ) -> torch.Tensor:
+        """Return the heads `[N, Hv, Dv]` of a layer of linear attention."""
+
+
+@dataclass(frozen=True, slots=True)
+class FewRows:
+    """At most 32 rows of several sequences, described by tables alone.
+
+    A forward of so many rows launches the same kernels with the same arguments whatever the tables
+    hold, so it can be captured.
+
+    Attributes:
+        num_rows: Rows, padding included.
+        tables: Of the sequences.
+        pages: Keys and values.
+        angles: Of the rows' positions, one entry for each set of frequencies.
+        states: Of recurrent layers; `None` when there are none.
+        work: For products.
+    """
+
+    num_rows: int
+    tables: StepTables
+    pages: KVPages
+    angles: tuple[Angles, ...]
+    states: DeltaStates | None
+    work: Workspace
+    quantized: bool = True
+
+    @property
+    def eager(self) -> bool:
+        """See `DeviceStep`."""
+        return self.work.eager
+
+    def multiply(self, matrix: RecordLinear, x: Activations) -> tuple[Columns, ...]:
+        """See `DeviceStep`."""
+        return matrix.multiply(x, self.num_rows, self.work)
+
+    def attend(
+        self, kv: PagedKV, inputs: HeadInputs, sizes: HeadSizes, rotary: int
+    ) -> Activations:
+        """See `DeviceStep`."""
+        tables, exact = self.tables, self.pages.exact
+        cos, sin = self.angles[rotary]
+        q = attention_inputs(
+            inputs.q, inputs.k, inputs.v, head_dim=sizes.head_dim, q_norm=sizes.q_norm,
+            k_norm=sizes.k_norm, eps=sizes.eps, cos=cos, sin=sin, keys=exact.keys(kv.layer),
+            values=exact.values(kv.layer), row_pages=tables["row_pages"][: self.num_rows],
+            row_places=tables["row_places"][: self.num_rows], eager=self.eager,
+        )  # fmt: skip
+        packed = self.pages.packed
+        return attend_parts(
+            q,
+            KvPart(
+                exact.keys(kv.layer),
+                exact.values(kv.layer),
+                tables.exact(kv.window, self.num_rows),
+            ),
+            None
+            if packed is None
+            else KvPart(
+                packed.keys(kv.layer),
+                packed.values(kv.layer),
+                tables.packed(kv.window, self.num_rows),
+                packed.kv_format,
+                packed.kv_format,
+            ),
+            scale=kv.scale,
+            gate=inputs.gate,
+            quantized=self.quantized,
+            eager=self.eager,
+        )
+
+    def delta(
+        self, layer: int, qkv: Columns, beta: Columns, alpha: Columns, weights: DeltaWeights
+    ) -> torch.Tensor:
+        """See `DeviceStep`."""
+        assert self.states is not None
+        return delta_step(
+            qkv, beta, alpha, weights, self.states.layer(layer),
+            first_rows=self.tables["first_rows"], slots=self.tables["slots"],
+            max_rows=self.num_rows, eager=self.eager,
+        )  # fmt: skip

@@ -1,0 +1,170 @@
+"""What a captured step reads of its sequences: integers at fixed places of the card's memory."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import accumulate
+
+import numpy as np
+import torch
+
+from ragflash.kvcache.allocator import PAGE_TOKENS
+from ragflash.models.contract import ForwardBatch, SequenceRows
+from ragflash_kernels.paged_attention.visibility import Visibility
+
+MAX_ROWS = 32  # of a step; bits of a visibility word
+_STAGES = 2
+
+
+@dataclass(frozen=True, slots=True)
+class TableSizes:
+    """Most that a step can hold.
+
+    Attributes:
+        slots: Sequences.
+        exact_pages: Of a sequence.
+        packed_pages: Of a sequence; 0 when there is one form of pages only.
+        windows: Distinct attention windows of the model's layers, `None` for all tokens.
+    """
+
+    slots: int
+    exact_pages: int
+    packed_pages: int
+    windows: tuple[int | None, ...]
+
+    def sections(self) -> dict[str, tuple[int, ...]]:
+        """Names and shapes of the tables."""
+        slots, windows = self.slots, len(self.windows)
+        return {
+            "token_ids": (MAX_ROWS,),
+            "positions": (MAX_ROWS,),
+            "row_pages": (MAX_ROWS,),
+            "row_places": (MAX_ROWS,),
+            "words": (MAX_ROWS,),
+            "all_tokens": (MAX_ROWS,),  # words of rows that see nothing beyond a sequence's end
+            "first_rows": (slots + 1,),
+            "slots": (slots,),
+            "exact_ends": (slots,),
+            "packed_ends": (slots,),
+            "exact_starts": (windows, MAX_ROWS),
+            "packed_starts": (windows, MAX_ROWS),
+            "exact_pages": (slots, self.exact_pages),
+            "packed_pages": (slots, max(1, self.packed_pages)),
+        }
+
+
+class StepTables:
+    """Integers of one step: filled on the host, sent in one copy, read by every kernel.
+
+    Rows beyond those of the sequences are padding: they have page -1 and belong to nobody.
+    """
+
+    def __init__(self, sizes: TableSizes, device: torch.device | str) -> None:
+        self.sizes = sizes
+        sections = sizes.sections()
+        lengths = [int(np.prod(shape)) for shape in sections.values()]
+        ends = [*accumulate(lengths)]
+        on_card = torch.device(device).type == "cuda"
+        self._stages = [
+            torch.zeros(ends[-1], dtype=torch.int32, pin_memory=on_card) for _ in range(_STAGES)
+        ]
+        self._sent = [torch.cuda.Event() for _ in self._stages] if on_card else []
+        self._device = torch.zeros(ends[-1], dtype=torch.int32, device=device)
+        self._turn = 0
+
+        def cut(flat: torch.Tensor) -> dict[str, torch.Tensor]:
+            spans = zip(sections.items(), ends, lengths, strict=True)
+            return {
+                name: flat[end - length : end].view(shape) for (name, shape), end, length in spans
+            }
+
+        self._views = cut(self._device)
+        self._hosts = [
+            {name: view.numpy() for name, view in cut(stage).items()} for stage in self._stages
+        ]
+
+    def __getitem__(self, name: str) -> torch.Tensor:
+        """Return a table on the card."""
+        return self._views[name]
+
+    def exact(self, window: int | None, num_rows: int) -> Visibility:
+        """Return what rows see of the exact pages."""
+        at = self.sizes.windows.index(window)
+        return self._visibility("exact", self["words"], at, num_rows, self.sizes.exact_pages)
+
+    def packed(self, window: int | None, num_rows: int) -> Visibility:
+        """Return what rows see of the packed pages."""
+        at = self.sizes.windows.index(window)
+        pages = self.sizes.packed_pages
+        return self._visibility("packed", self["all_tokens"], at, num_rows, pages)
+
+    def _visibility(
+        self, form: str, words: torch.Tensor, window: int, num_rows: int, num_pages: int
+    ) -> Visibility:
+        return Visibility(
+            page_table=self[f"{form}_pages"],
+            first_rows=self["first_rows"],
+            starts=self[f"{form}_starts"][window],
+            ends=self[f"{form}_ends"],
+            words=words,
+            max_rows=num_rows,
+            max_tokens=num_pages * PAGE_TOKENS,
+        )
+
+    def fill(self, token_ids: Sequence[int], sequences: Sequence[SequenceRows]) -> None:
+        """Describe a step of at most 32 rows and send it."""
+        self._turn = (self._turn + 1) % _STAGES
+        if self._sent:
+            self._sent[self._turn].synchronize()
+        host = self._hosts[self._turn]
+        host["token_ids"][: len(token_ids)] = token_ids
+        host["row_pages"][:] = -1
+        host["first_rows"][:] = len(token_ids)
+        row = 0
+        for index, rows in enumerate(sequences):
+            self._describe(host, index, row, rows)
+            row += rows.num_rows
+        self._device.copy_(self._stages[self._turn], non_blocking=True)
+        if self._sent:
+            self._sent[self._turn].record()
+
+    def _describe(
+        self, host: dict[str, np.ndarray], index: int, row: int, rows: SequenceRows
+    ) -> None:
+        num_packed = PAGE_TOKENS * len(rows.packed_pages)
+        end = rows.committed - num_packed  # of the exact tokens before the first row
+        at = slice(row, row + rows.num_rows)
+        order = np.arange(rows.num_rows)
+        places = end + order
+        host["positions"][at] = rows.committed + order
+        host["row_pages"][at] = np.asarray(rows.pages)[places // PAGE_TOKENS]
+        host["row_places"][at] = places % PAGE_TOKENS
+        host["words"][at] = (np.int64(2) << order) - 1
+        host["first_rows"][index] = row
+        host["slots"][index] = rows.slot
+        host["exact_ends"][index] = end
+        host["packed_ends"][index] = num_packed
+        host["exact_pages"][index, : len(rows.pages)] = rows.pages
+        host["packed_pages"][index, : len(rows.packed_pages)] = rows.packed_pages
+        for which, window in enumerate(self.sizes.windows):
+            seen = rows.committed + 1 + order
+            start = np.zeros_like(seen) if window is None else np.maximum(seen - window, 0)
+            exact, packed = form_starts(start, num_packed)
+            host["exact_starts"][which, at] = exact
+            host["packed_starts"][which, at] = packed
+
+
+def form_starts(start: np.ndarray, num_packed: int) -> tuple[np.ndarray, np.ndarray]:
+    """Return where a window that begins at token `start` begins in the exact and packed lists.
+
+    The exact list has the tokens of the first page, then those after the packed ones.
+    """
+    if not num_packed:
+        return start, start * 0
+    exact = np.where(start < PAGE_TOKENS, start, np.maximum(start - num_packed, PAGE_TOKENS))
+    return exact, np.clip(start - PAGE_TOKENS, 0, num_packed)
+
+
+def flat_batch(batch: ForwardBatch) -> list[int]:
+    """Return the token ids of a batch as numbers."""
+    ids: list[int] = batch.token_ids.tolist()
+    return ids
