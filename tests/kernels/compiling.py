@@ -33,16 +33,20 @@ from ragflash_kernels.rms_norm import kernel as norm_kernel
 
 
 def compile_kernel(function, pointers, constants, *, sm: int, warps: int, registers=None):
-    """Compile a jit function; arguments that are neither named nor constants are int32."""
+    """Compile a jit function; arguments that are neither named nor constants are int32.
+
+    Pointers are multiples of 16, and integers that are named "i32*16".
+    """
     names = function.arg_names
     signature = {
-        name: "constexpr" if name in constants else pointers.get(name, "i32") for name in names
+        name: "constexpr" if name in constants else pointers.get(name, "i32").removesuffix("*16")
+        for name in names
     }
     source = GluonASTSource if function.is_gluon() else ASTSource
     aligned = {
         (names.index(name),): [["tt.divisibility", 16]]
         for name, kind in pointers.items()
-        if kind.startswith("*")
+        if "*" in kind
     }
     options = {"num_warps": warps} | ({"maxnreg": registers} if registers else {})
     return triton.compile(
@@ -93,15 +97,20 @@ def unpack(sm: int, name: str, dtype: str):
     return compile_kernel(kernel.unpack_kernel, pointers, constants, sm=sm, warps=1)
 
 
-def add_rms_norm(sm: int, dtype: str):
-    """The fused norm of rows of 5,120."""
-    pointers = {
-        "x": f"*{dtype}", "residual": "*fp32", "weight": "*fp32", "out": f"*{dtype}",
-        "eps": "fp32",
+def add_norm(sm: int, kind: str):
+    """The fused norm of rows of 5,120, of twelve parts onto the grid ("grid") or of one."""
+    quantized = kind == "grid"
+    constants = {
+        "PARTS": 12 if quantized else 1, "POST": True, "QUANTIZED": quantized, "STEPS": 256,
+        "EAGER": sm >= 90,
     }  # fmt: skip
-    return compile_kernel(
-        norm_kernel.add_rms_norm_kernel, pointers, {"BLOCK": 8192}, sm=sm, warps=16
-    )
+    pointers = {
+        "delta": "*fp32" if quantized else "*bf16", "residual": "*fp32", "weight": "*fp32",
+        "post_weight": "*fp32", "out": "*i8" if quantized else "*bf16", "scales_out": "*fp32",
+        "sums_out": "*fp32", "eps": "fp32", "delta_scale": "fp32", "residual_scale": "fp32",
+        "part_stride": "i32*16", "row_stride": "i32*16", "width": "i32*16",
+    }  # fmt: skip
+    return compile_kernel(norm_kernel.add_norm_kernel, pointers, constants, sm=sm, warps=16)
 
 
 def quantize(sm: int, dtype: str):
@@ -154,7 +163,7 @@ KERNELS: dict[str, Callable] = {
     "qmatmul_plain": qmatmul_plain,
     "quantize": quantize,
     "unpack": unpack,
-    "add_rms_norm": add_rms_norm,
+    "add_norm": add_norm,
     "encode": encode,
     "attend": attend,
 }

@@ -63,7 +63,7 @@ def test_products_fit_every_card(sm):
     check([f"qmatmul:{name}:{rows}:{sm}" for name in RECORD_FORMATS for rows in ROWS])
     check([f"qmatmul_plain:{name}:{rows}:{sm}" for name in RECORD_FORMATS for rows in (16, 32)])
     check([f"unpack:{name}:bf16:{sm}" for name in RECORD_FORMATS])
-    check([f"add_rms_norm:{dtype}:{sm}" for dtype in ("fp32", "fp16", "bf16")])
+    check([f"add_norm:{kind}:{sm}" for kind in ("grid", "rows")])
     check([f"quantize:{dtype}:{sm}" for dtype in ("fp32", "fp16", "bf16")])
 
 

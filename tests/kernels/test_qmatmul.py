@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from ragflash_kernels.backend import Backend, pick_backend
 from ragflash_kernels.errors import KernelInputError
 from ragflash_kernels.qmatmul import PackedMatrix, pack_matrix, qmatmul, unpack_matrix
-from ragflash_kernels.qmatmul.activations import quantize_rows
+from ragflash_kernels.qmatmul.activations import ActivationBuffers, quantize_rows
 from ragflash_kernels.qmatmul.formats import RECORD_FORMATS, Scales
 from ragflash_kernels.quant_layout import BLOCK_FORMATS
 from tests.kernels.guarded import GuardedMemory
@@ -130,19 +130,11 @@ def test_interpreted_quantiser_equals_the_reference_bit_for_bit():
 
     x = torch.randn(9, 320, generator=torch.Generator().manual_seed(3))
     x[2, 64:96] = 0
-    q, scales = quantize_rows(x)
-    buffers = quantize_rows_triton(x)
-    words = buffers.q.view(torch.int8).view(2, 2, 4, 8, 4, 2, 2, 4)  # block tile p g c s half i
-    in_rows = words.permute(1, 3, 0, 2, 5, 6, 4, 7).reshape(16, 512)
-    assert torch.equal(in_rows[:9, :320], q)
-    assert not in_rows[:9, 320:].any()
-    in_rows = buffers.scales.permute(1, 2, 4, 0, 3).reshape(16, 16)
-    assert torch.equal(in_rows[:9, :10], scales)
-    assert not in_rows[:9, 10:].any()
-    in_rows = buffers.sums.permute(1, 3, 0, 2, 4).reshape(16, 16, 2)[:9, :10]
-    rough = in_rows[..., 0].contiguous()
-    assert not (rough.view(torch.int32) & 8191).any()
-    assert torch.equal(in_rows.sum(-1), q.unflatten(1, (-1, 32)).sum(2) * scales)
+    found, expected = quantize_rows_triton(x), ActivationBuffers.from_rows(x)
+    assert torch.equal(found.to_rows(9, 512), expected.to_rows(9, 512))
+    sums = found.sums.permute(1, 3, 0, 2, 4).flatten(0, 1)[:9]
+    assert not (sums[..., 0].contiguous().view(torch.int32) & 8191).any()
+    assert torch.equal(sums, expected.sums.permute(1, 3, 0, 2, 4).flatten(0, 1)[:9])
 
 
 def test_the_device_picks_the_backend():

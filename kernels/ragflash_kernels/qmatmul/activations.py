@@ -9,6 +9,7 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor
+from torch.nn.functional import pad
 
 from ragflash_kernels.qmatmul.formats import BLOCK_COLUMNS, COLUMNS_PER_STEP
 
@@ -17,6 +18,7 @@ ROWS_PER_TILE = 8  # columns of a matrix instruction's right operand
 SMALLEST_AMPLITUDE = 2.0**-100  # below it a block counts as zero, so that 1 / scale is finite
 LARGEST_AMPLITUDE = 2.0**100  # above it a block counts as infinite: 2**24 times it must be finite
 _KEPT_BITS = -4  # as a mask: the two lowest bits of a float32 are cleared
+_TF32_BITS = -8192  # what tensor float 32 holds
 
 
 def quantize_rows(x: Tensor) -> tuple[Tensor, Tensor]:
@@ -67,3 +69,28 @@ class ActivationBuffers:
             torch.empty((blocks, tiles, 4, 8, 2), dtype=torch.float32, device=device),
             torch.empty((blocks, tiles, 8, 8, 2), dtype=torch.float32, device=device),
         )
+
+    @classmethod
+    def from_rows(cls, x: Tensor) -> "ActivationBuffers":
+        """Return new buffers of float rows `[M, K]`, by plain torch; columns beyond K are zero."""
+        tiles, blocks = -(-x.shape[0] // ROWS_PER_TILE), -(-x.shape[1] // BLOCK_COLUMNS)
+        rows, columns = tiles * ROWS_PER_TILE, blocks * BLOCK_COLUMNS
+        q, scales = quantize_rows(pad(x, (0, columns - x.shape[1], 0, rows - x.shape[0])))
+        totals = q.float().view(rows, -1, COLUMNS_PER_STEP).sum(2) * scales
+        rough = (totals.view(torch.int32) & _TF32_BITS).view(torch.float32)
+        sums = torch.stack((rough, totals - rough), -1).view(tiles, ROWS_PER_TILE, blocks, 8, 2)
+        words = q.view(tiles, 8, blocks, 4, 2, 2, 4, 4)  # tile g block pair step half c i
+        words = words.permute(2, 0, 3, 1, 6, 4, 5, 7).contiguous().view(torch.int32)
+        return cls(
+            words.view(blocks, tiles, 4, 32, 2, 2),
+            scales.view(tiles, 4, 2, blocks, 8).permute(3, 0, 1, 4, 2).contiguous(),
+            sums.permute(2, 0, 3, 1, 4).contiguous(),
+        )
+
+    def to_rows(self, rows: int, columns: int) -> Tensor:
+        """Return what the grid stands for, float32 `[rows, columns]`."""
+        blocks, tiles = self.q.shape[:2]
+        words = self.q.view(torch.int8).view(blocks, tiles, 4, 8, 4, 2, 2, 4)
+        q = words.permute(1, 3, 0, 2, 5, 6, 4, 7).reshape(tiles * 8, -1, COLUMNS_PER_STEP)
+        scales = self.scales.permute(1, 2, 4, 0, 3).reshape(tiles * 8, -1, 1)
+        return (q.float() * scales).flatten(1)[:rows, :columns].contiguous()

@@ -1,6 +1,7 @@
 """The product in plain Triton: any card that Triton knows, and its interpreter.
 
-`quantize_rows_kernel` and `sum_splits_kernel` serve the kernel for NVIDIA cards too.
+`quantize_rows_kernel` and `sum_splits_kernel` serve the kernel for NVIDIA cards too,
+`store_quantized` all kernels that products follow.
 """
 
 import triton
@@ -19,18 +20,19 @@ _OF_16 = tl.constexpr(int(Scales.SIGNED_BYTES_OF_16))
 
 
 @triton.jit
-def store_quantized(values, row, block, step, tiles, q_out, scales_out, sums_out):
+def store_quantized(values, row, block, step, tiles, q_out, scales_out, sums_out, here=None):
     """Quantise some steps of one row into `ActivationBuffers`; compile without fused products.
 
     Args:
         values: float32 `[S, 32]`.
         row: Of the buffers.
-        block: Of 256 columns, the one that the steps are in.
+        block: Of 256 columns, the one that the steps are in, or `[S]` of them.
         step: `[S]`: which of its eight steps they are.
         tiles: Of the buffers.
         q_out: `ActivationBuffers.q`, as int8.
         scales_out: As there.
         sums_out: As there.
+        here: `[S]`: which steps are stored; None for all.
     """
     amplitude = tl.max(tl.abs(values), 1)
     poison = tl.where(amplitude <= _LARGEST, tl.sum(values * 0.0, 1), float("nan"))
@@ -41,18 +43,19 @@ def store_quantized(values, row, block, step, tiles, q_out, scales_out, sums_out
     inverse = tl.where(usable, tl.div_rn(1.0, tl.where(usable, scale, 1.0)), 0.0)
     rounded = (tl.where(usable[:, None], values, 0.0) * inverse[:, None] + _ROUND) - _ROUND
     scale += poison
-    place = (block * tiles + row // 8).to(tl.int64)
+    place = (block * tiles + row // 8 + step * 0).to(tl.int64)
     g = row % 8
     k = tl.arange(0, 32)[None, :]
     c = k % 16 // 4
     s = step[:, None]
     at = s // 2 * 512 + (g * 4 + c) * 16 + s % 2 * 8 + k // 16 * 4 + k % 4
-    tl.store(q_out + place * 2048 + at, rounded.to(tl.int8))
-    tl.store(scales_out + place * 64 + g // 2 * 16 + step * 2 + g % 2, scale)
+    mask = None if here is None else here[:, None]
+    tl.store(q_out + place[:, None] * 2048 + at, rounded.to(tl.int8), mask=mask)
+    tl.store(scales_out + place * 64 + g // 2 * 16 + step * 2 + g % 2, scale, mask=here)
     total = tl.sum(rounded, 1) * scale
     rough = (total.to(tl.int32, bitcast=True) & _TF32_BITS).to(tl.float32, bitcast=True)
-    tl.store(sums_out + place * 128 + step * 16 + g * 2, rough)
-    tl.store(sums_out + place * 128 + step * 16 + g * 2 + 1, total - rough)
+    tl.store(sums_out + place * 128 + step * 16 + g * 2, rough, mask=here)
+    tl.store(sums_out + place * 128 + step * 16 + g * 2 + 1, total - rough, mask=here)
 
 
 @triton.jit(do_not_specialize=["row_stride", "columns", "tiles"])

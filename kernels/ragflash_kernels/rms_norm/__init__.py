@@ -3,10 +3,14 @@
 import torch
 
 from ragflash_kernels.backend import Backend, pick_backend
+from ragflash_kernels.columns import Columns
 from ragflash_kernels.errors import KernelInputError
-from ragflash_kernels.rms_norm.reference import add_rms_norm_reference, rms_norm_reference
+from ragflash_kernels.qmatmul.activations import ActivationBuffers
+from ragflash_kernels.rms_norm.reference import add_norm_reference, rms_norm_reference
 
-__all__ = ["add_rms_norm", "rms_norm"]
+__all__ = ["MAX_WIDTH", "add_norm", "rms_norm"]
+
+MAX_WIDTH = 8192  # of a row that one program of `add_norm` keeps in registers
 
 
 def rms_norm(x: torch.Tensor, weight: torch.Tensor, *, eps: float) -> torch.Tensor:
@@ -34,43 +38,89 @@ def rms_norm(x: torch.Tensor, weight: torch.Tensor, *, eps: float) -> torch.Tens
     return rms_norm_reference(x, weight, eps)
 
 
-def add_rms_norm(
-    x: torch.Tensor,
+def add_norm(
+    delta: Columns | None,
     residual: torch.Tensor,
     weight: torch.Tensor,
     *,
     eps: float,
+    quantized: bool,
+    post_weight: torch.Tensor | None = None,
+    delta_scale: float = 1.0,
+    residual_scale: float = 1.0,
+    out_dtype: torch.dtype = torch.bfloat16,
+    eager: bool = False,
     backend: Backend | None = None,
-) -> torch.Tensor:
-    """Add `x` to the residual stream, in place, and normalise the sum.
+) -> ActivationBuffers | torch.Tensor:
+    """Add `delta` to the residual stream, in place, and normalise the sum.
 
-    The arithmetic is float32; the sum is rounded to the type of `residual` first, then the result
-    once to that of `x`.
+    The residual becomes `(residual + delta · delta_scale) · residual_scale`; with `post_weight`
+    delta is normalised first. The arithmetic is float32; the norm is rounded once.
 
     Args:
-        x: `[M, H]`, contiguous.
-        residual: `[M, H]`, contiguous; `x` is added to it.
-        weight: `[H]`.
+        delta: Of the shape of `residual`; None adds nothing and leaves the residual as it is.
+        residual: float32 `[N, H]`, contiguous, H up to `MAX_WIDTH`.
+        weight: float32 `[H]`, contiguous.
         eps: Added to the mean square, > 0.
-        backend: None picks by the device of `x`. There is one kernel; Gluon takes it too.
+        quantized: Return the norm on the int8 grid; `out_dtype` is without effect then.
+        post_weight: As `weight`, of the norm of delta.
+        delta_scale: Factor of what is added.
+        residual_scale: Factor of the sum.
+        out_dtype: A float type.
+        eager: Programmatic dependent launch (sm_90).
+        backend: None picks by the device. There is one kernel; Gluon takes it too.
 
     Returns:
-        Of the shape and dtype of `x`.
+        The norm `[N, H]`.
 
     Raises:
         KernelInputError: An argument does not fit the description above.
     """
-    if x.dim() != 2 or x.shape != residual.shape or weight.shape != x.shape[1:]:
+    _check(delta, residual, weight, post_weight, eps)
+    scales = {"eps": eps, "delta_scale": delta_scale, "residual_scale": residual_scale}
+    if (backend or pick_backend(residual.device)) is Backend.REFERENCE:
+        norm = add_norm_reference(delta, residual, weight, post_weight=post_weight, **scales)
+        return ActivationBuffers.from_rows(norm) if quantized else norm.to(out_dtype)
+    from ragflash_kernels.rms_norm.launch import add_norm_triton  # noqa: PLC0415 - lazy
+
+    out: ActivationBuffers | torch.Tensor
+    if quantized:
+        out = ActivationBuffers.allocate(len(residual), residual.shape[1], residual.device)
+    else:
+        out = torch.empty(residual.shape, dtype=out_dtype, device=residual.device)
+    add_norm_triton(
+        delta, residual, weight, post_weight=post_weight, out=out, eager=eager, **scales
+    )
+    return out
+
+
+def _check(
+    delta: Columns | None,
+    residual: torch.Tensor,
+    weight: torch.Tensor,
+    post_weight: torch.Tensor | None,
+    eps: float,
+) -> None:
+    if residual.dim() != 2 or not 1 <= residual.shape[1] <= MAX_WIDTH:
         raise KernelInputError(
-            f"x {tuple(x.shape)}, residual {tuple(residual.shape)} and weight "
-            f"{tuple(weight.shape)} are not twice [M, H] and [H]"
+            f"residual {tuple(residual.shape)} is not [N, H] with H up to {MAX_WIDTH}"
         )
-    if not (x.is_contiguous() and residual.is_contiguous() and weight.is_contiguous()):
-        raise KernelInputError("x, residual and weight must be contiguous")
+    for name, tensor in {"weight": weight, "post_weight": post_weight}.items():
+        if tensor is not None and (
+            tensor.shape != residual.shape[1:] or tensor.dtype != torch.float32
+        ):
+            raise KernelInputError(
+                f"{name} is {tensor.dtype} {tuple(tensor.shape)}, not float32 [{residual.shape[1]}]"
+            )
+    for tensor in (residual, weight, post_weight):
+        if tensor is not None and not tensor.is_contiguous():
+            raise KernelInputError("residual and weights must be contiguous")
+    if residual.dtype != torch.float32:
+        raise KernelInputError(f"residual is {residual.dtype}, not float32")
+    if delta is not None and (delta.partials.shape[1], delta.width) != tuple(residual.shape):
+        raise KernelInputError(
+            f"delta has {delta.partials.shape[1]} rows of {delta.width}, "
+            f"residual {tuple(residual.shape)}"
+        )
     if not eps > 0:
         raise KernelInputError(f"eps = {eps} is not positive")
-    if (backend or pick_backend(x.device)) is Backend.REFERENCE:
-        return add_rms_norm_reference(x, residual, weight, eps)
-    from ragflash_kernels.rms_norm.launch import add_rms_norm_triton  # noqa: PLC0415 - lazy
-
-    return add_rms_norm_triton(x, residual, weight, eps)

@@ -4,6 +4,8 @@ from functools import lru_cache
 
 import torch
 
+from ragflash_kernels.columns import Columns
+
 
 def rms_norm_reference(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
     """Return `x / sqrt(mean(x²) + eps) · weight`."""
@@ -14,12 +16,23 @@ def rms_norm_reference(x: torch.Tensor, weight: torch.Tensor, eps: float) -> tor
     return (values * factor).mul_(weight).to(x.dtype)
 
 
-def add_rms_norm_reference(
-    x: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor, eps: float
+def add_norm_reference(
+    delta: Columns | None,
+    residual: torch.Tensor,
+    weight: torch.Tensor,
+    *,
+    eps: float,
+    post_weight: torch.Tensor | None,
+    delta_scale: float,
+    residual_scale: float,
 ) -> torch.Tensor:
-    """Add `x` to `residual`, in place; return the norm of the sum in the dtype of `x`."""
-    residual.copy_(residual.float() + x.float())
-    return rms_norm_reference(residual.float(), weight, eps).to(x.dtype)
+    """Change `residual`, return its norm, float32; arguments as in `add_norm`."""
+    if delta is not None:
+        added = delta.sum()
+        if post_weight is not None:
+            added = rms_norm_reference(added, post_weight, eps)
+        residual.add_(added, alpha=delta_scale).mul_(residual_scale)
+    return rms_norm_reference(residual, weight, eps)
 
 
 @lru_cache(maxsize=16)
