@@ -1,0 +1,264 @@
+"""Pieces of attention, grids and arguments of the kernels."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from math import e, log2
+from typing import TYPE_CHECKING
+
+import torch
+import triton
+from torch import Tensor
+
+from ragflash_kernels.errors import KernelInputError
+from ragflash_kernels.kv_codec import KvFormat, page_layout, rotate
+from ragflash_kernels.prefill_attention.backends import PrefillBackend, attend_torch
+from ragflash_kernels.prefill_attention.kernel import (
+    attend_kernel,
+    merge_kernel,
+    pad_kernel,
+    unpack_kernel,
+)
+from ragflash_kernels.prefill_attention.workspace import PrefillWorkspace
+
+if TYPE_CHECKING:
+    from ragflash_kernels.prefill_attention import PackedHistory
+
+_FORMATS = tuple(KvFormat)  # as `paged_attention/kernel.py` numbers them
+_NO_WINDOW = 2**30
+UNPACKED_TOKENS = 16  # of a program
+
+
+@dataclass(frozen=True)
+class _Store:
+    """Keys and values of one of a sequence's two lists."""
+
+    keys: Tensor
+    values: Tensor
+    pages: Tensor
+    key_format: KvFormat
+    value_format: KvFormat
+
+
+@dataclass(frozen=True)
+class _Piece:
+    """Neighbouring pages of a list that are attended to in one go.
+
+    Attributes:
+        begin: The first page.
+        end: One past the last.
+        first: Row r sees the tokens up to this one plus r; `None` for all.
+        window: The newest tokens that a row sees.
+    """
+
+    begin: int
+    end: int
+    first: int | None = None
+    window: int | None = None
+
+
+def attend_in_pieces(
+    q: Tensor,
+    exact_keys: Tensor,
+    exact_values: Tensor,
+    exact_pages: Tensor,
+    exact_before: int,
+    packed: "PackedHistory | None",
+    scale: float,
+    window: int | None,
+    workspace: PrefillWorkspace,
+    backend: PrefillBackend,
+) -> Tensor:
+    """Attend to segments of the lists and merge in their order; see `prefill_attention`.
+
+    Rows are padded at both ends to whole pages of the exact list, so that the last piece is a
+    square of as many rows as tokens.
+    """
+    page_tokens, head_dim = exact_keys.shape[2], q.shape[2]
+    _check(q, exact_keys, page_tokens)
+    front = exact_before % page_tokens
+    own_page = exact_before // page_tokens
+    end_page = -(-(exact_before + len(q)) // page_tokens)
+    rows = (end_page - own_page) * page_tokens
+    queries = workspace.queries(rows, q.shape[1], head_dim)
+    _pad(q, front, queries)
+    merge = _Merge(q, front, rows, workspace)
+    chunk = _Chunk(queries, scale, page_tokens, workspace, backend)
+    segment = workspace.segment_tokens // page_tokens
+    if packed is not None:
+        store = _Store(
+            packed.keys, packed.values, packed.pages, packed.key_format, packed.value_format
+        )
+        turned = queries
+        if packed.key_format.rotated:
+            turned = workspace.rotated(rows, q.shape[1], head_dim)
+            turned.copy_(rotate(queries))
+        for piece in _segments(len(packed.pages), segment):
+            merge.add(*chunk.attend(turned, store, piece, piece.end * page_tokens))
+        if packed.value_format.rotated:
+            merge.total = rotate(merge.total, inverse=True)
+    store = _Store(exact_keys, exact_values, exact_pages, KvFormat.F16, KvFormat.F16)
+    if window is None:
+        for piece in _segments(own_page, segment):
+            merge.add(*chunk.attend(queries, store, piece, piece.end * page_tokens))
+        square = _Piece(own_page, end_page, first=0)
+    else:
+        begin = max(0, exact_before + 1 - window) // page_tokens
+        square = _Piece(begin, end_page, (own_page - begin) * page_tokens, window)
+    return merge.finish(*chunk.attend(queries, store, square, exact_before + len(q)))
+
+
+def _segments(pages: int, most: int) -> Iterator[_Piece]:
+    for begin in range(0, pages, most):
+        yield _Piece(begin, min(begin + most, pages))
+
+
+@dataclass(frozen=True)
+class _Chunk:
+    """What all pieces of a chunk share."""
+
+    queries: Tensor
+    scale: float
+    page_tokens: int
+    workspace: PrefillWorkspace
+    backend: PrefillBackend
+
+    def attend(
+        self, queries: Tensor, store: _Store, piece: _Piece, num_tokens: int
+    ) -> tuple[Tensor, Tensor]:
+        """Unpack a piece of a list that holds `num_tokens`, and attend to it.
+
+        Returns weighted means `[rows, Hq, D]` and natural logarithms of sums of weights
+        `[Hq, rows]`.
+        """
+        pages = store.pages[piece.begin : piece.end]
+        num_tokens -= piece.begin * self.page_tokens
+        num_kv_heads, head_dim = store.keys.shape[1], queries.shape[2]
+        tokens = len(pages) * self.page_tokens
+        keys = self.workspace.keys(num_kv_heads, tokens, head_dim)
+        values = self.workspace.values(num_kv_heads, tokens, head_dim)
+        unpack_pages(store.keys, pages, store.key_format, num_tokens, self.page_tokens, keys)
+        unpack_pages(store.values, pages, store.value_format, num_tokens, self.page_tokens, values)
+        if self.backend is PrefillBackend.TRITON:
+            return attend_triton(
+                queries, keys, values, self.scale, first=piece.first, window=piece.window,
+                page_tokens=self.page_tokens,
+            )  # fmt: skip
+        causal = piece.first is not None
+        return attend_torch(self.backend, queries, keys, values, self.scale, causal=causal)
+
+
+class _Merge:
+    """The total of the pieces so far."""
+
+    def __init__(self, q: Tensor, front: int, rows: int, workspace: PrefillWorkspace) -> None:
+        self.result = torch.empty(q.shape, dtype=q.dtype, device=q.device)
+        self.total = workspace.total(rows, *q.shape[1:])
+        self._lse = workspace.lse(q.shape[1], rows)
+        self._front = front
+        self._is_empty = True
+
+    def add(self, part: Tensor, lse: Tensor) -> None:
+        """Add a piece to the total."""
+        self._launch(part, lse, last=False)
+        self._is_empty = False
+
+    def finish(self, part: Tensor, lse: Tensor) -> Tensor:
+        """Return the total with a last piece."""
+        self._launch(part, lse, last=True)
+        return self.result
+
+    def _launch(self, part: Tensor, lse: Tensor, *, last: bool) -> None:
+        num_rows, num_heads, head_dim = self.result.shape
+        count, per_program = num_rows * num_heads, 2048 // head_dim
+        merge_kernel[(triton.cdiv(count, per_program),)](
+            self.total, self._lse, part, lse, self.result, self._front * num_heads, count,
+            len(part), num_heads, DIM=head_dim, B=per_program, FIRST=self._is_empty, LAST=last,
+            num_warps=4,
+        )  # fmt: skip
+
+
+def unpack_pages(
+    pages: Tensor,
+    page_list: Tensor,
+    kv_format: KvFormat,
+    num_tokens: int,
+    page_tokens: int,
+    out: Tensor,
+) -> None:
+    """Write the first `num_tokens` of listed pages to float16 `[Hkv, n · page_tokens, D]`.
+
+    Places after them become 0. Other arguments as in `decode_pages_into`.
+    """
+    num_kv_heads, tokens, head_dim = out.shape
+    per_program = min(UNPACKED_TOKENS, page_tokens)
+    unpack_kernel[tokens // per_program, num_kv_heads](
+        pages.view(torch.uint8), page_list, out, pages.stride(0) * pages.element_size(),
+        num_tokens, tokens * head_dim, SIZE=page_layout(kv_format, page_tokens, head_dim).size,
+        DIM=head_dim, PAGE=page_tokens, FORMAT=_FORMATS.index(kv_format), T=per_program,
+        PTX=out.is_cuda and torch.version.hip is None, num_warps=4,
+    )  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Tile:
+    """What a program attends with at a time."""
+
+    rows: int
+    tokens: int
+    warps: int
+    stages: int
+
+
+def pick_tile(head_dim: int, *, large: bool) -> Tile:
+    """Return a tile that fits; large: a program may use 200 KB of shared memory."""
+    if large:
+        return Tile(128, 64, 8, 2) if head_dim == 256 else Tile(128, 128, 8, 2)
+    return Tile(64, 32, 8, 1) if head_dim == 256 else Tile(64, 32, 4, 2)
+
+
+def attend_triton(
+    q: Tensor,
+    keys: Tensor,
+    values: Tensor,
+    scale: float,
+    *,
+    first: int | None,
+    window: int | None,
+    page_tokens: int,
+) -> tuple[Tensor, Tensor]:
+    """Attend on any card; see `_Piece` for `first` and `window`, `attend_torch` for the rest.
+
+    Tokens are a multiple of `page_tokens`.
+    """
+    rows, num_heads, head_dim = q.shape
+    num_kv_heads, tokens, _ = keys.shape
+    out = torch.empty_like(q)
+    lse = torch.empty((num_heads, rows), device=q.device)
+    large = q.is_cuda and torch.cuda.get_device_capability(q.device)[0] in {9, 10}
+    tile = pick_tile(head_dim, large=large)
+    attend_kernel[triton.cdiv(rows, tile.rows), num_heads](
+        q, keys, values, out, lse, scale * log2(e), rows, tokens, first or 0,
+        window or _NO_WINDOW, num_heads, num_heads // num_kv_heads, DIM=head_dim, M=tile.rows,
+        N=min(tile.tokens, page_tokens), CAUSAL=first is not None, WINDOWED=window is not None,
+        num_warps=tile.warps, num_stages=tile.stages,
+    )  # fmt: skip
+    return out, lse
+
+
+def _pad(q: Tensor, front: int, out: Tensor) -> None:
+    width = q.shape[1] * q.shape[2]
+    pad_kernel[len(out), triton.cdiv(width, 2048)](
+        q, out, front, len(q), q.stride(0), WIDTH=width, BLOCK=2048, num_warps=4
+    )
+
+
+def _check(q: Tensor, keys: Tensor, page_tokens: int) -> None:
+    head_dim = q.shape[2]
+    if head_dim not in (64, 128, 256) or q.stride()[1:] != (head_dim, 1):
+        raise KernelInputError(
+            f"q {tuple(q.shape)} is not [N, Hq, 64, 128 or 256], rows contiguous"
+        )
+    if page_tokens < 32 or page_tokens & (page_tokens - 1):
+        raise KernelInputError(f"pages of {page_tokens} tokens")
+    if keys.dtype != torch.float16 or keys.stride()[1:] != (page_tokens * head_dim, head_dim, 1):
+        raise KernelInputError(f"keys are {keys.dtype} of strides {keys.stride()}")
