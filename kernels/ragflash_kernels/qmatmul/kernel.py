@@ -252,6 +252,44 @@ def qmatmul_kernel(
     tl.store(out + at, total, mask=(m < rows)[:, None] & (column < out_columns)[None, :])
 
 
+@triton.jit(do_not_specialize=["rows", "out_columns", "num_blocks", "blocks_per_split", "tiles"])
+def dense_kernel(
+    weight, q, scales, out, rows, out_columns, columns, num_blocks, blocks_per_split, tiles,
+    M: tl.constexpr, WIDTH: tl.constexpr, EAGER: tl.constexpr,
+):  # fmt: skip
+    """Multiply M rows with WIDTH rows of a float matrix: `out[split, rows, out_columns]`.
+
+    Integers of the grid are exact in every float type, so only sums are rounded; of float32
+    weights 22 bits count. A split is so many blocks of 256 columns.
+    """
+    n = tl.program_id(0) * WIDTH + tl.arange(0, WIDTH)
+    split = tl.program_id(1)
+    if EAGER:
+        tl.extra.cuda.gdc_launch_dependents()
+        tl.extra.cuda.gdc_wait()
+    m = tl.arange(0, M)
+    k = tl.arange(0, 32)
+    here = m < tiles * 8
+    q_at = m // 8 * 2048 + m % 8 * 64
+    q_at = q_at[:, None] + (k % 16 // 4 * 16 + k // 16 * 4 + k % 4)[None, :]
+    scale_at = m // 8 * 64 + m % 8 // 2 * 16 + m % 2
+    weight_row = weight + n.to(tl.int64)[None, :] * columns
+    total = tl.zeros((M, WIDTH), tl.float32)
+    end = tl.minimum((split + 1) * blocks_per_split, num_blocks)
+    for block in range(split * blocks_per_split, end):
+        place = (block * tiles).to(tl.int64)
+        for step in tl.static_range(8):
+            column = block * 256 + step * 32 + k[:, None]
+            mask = (column < columns) & (n < out_columns)[None, :]
+            w = tl.load(weight_row + column, mask=mask, other=0.0)
+            x_at = q + place * 2048 + q_at + (step // 2 * 512 + step % 2 * 8)
+            x = tl.load(x_at, mask=here[:, None], other=0).to(w.dtype)
+            x_scale = tl.load(scales + place * 64 + scale_at + step * 2, mask=here, other=0.0)
+            total += tl.dot(x, w, input_precision="tf32x3") * x_scale[:, None]
+    at = (split * rows + m[:, None]).to(tl.int64) * out_columns + n[None, :]
+    tl.store(out + at, total, mask=(m < rows)[:, None] & (n < out_columns)[None, :])
+
+
 @triton.jit(do_not_specialize=["rows", "columns", "num_records"])
 def unpack_kernel(
     records, levels, out, rows, columns, num_records, RECORD_BYTES: tl.constexpr,

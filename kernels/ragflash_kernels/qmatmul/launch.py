@@ -13,12 +13,16 @@ from ragflash_kernels.qmatmul.activations import ROWS_PER_TILE, ActivationBuffer
 from ragflash_kernels.qmatmul.formats import IQ4_VALUES, RecordFormat
 from ragflash_kernels.qmatmul.gluon_kernel import qmatmul_gluon_kernel
 from ragflash_kernels.qmatmul.kernel import (
+    dense_kernel,
     qmatmul_kernel,
     quantize_rows_kernel,
     sum_splits_kernel,
     unpack_kernel,
 )
 from ragflash_kernels.qmatmul.packing import PackedMatrix
+
+_DENSE_WIDTH = 32  # rows of a float matrix that a program multiplies
+_MAX_DENSE_SPLITS = 8
 
 
 def quantize_rows_triton(x: torch.Tensor, *, eager: bool = False) -> ActivationBuffers:
@@ -35,20 +39,43 @@ def quantize_rows_triton(x: torch.Tensor, *, eager: bool = False) -> ActivationB
 
 def qmatmul_triton(x: torch.Tensor, weight: PackedMatrix) -> torch.Tensor:
     """Return `grid(x) · weightᵀ`, float32 `[M, N]`, of at most 32 rows."""
-    rows = x.shape[0]
-    buffers = quantize_rows_triton(x)
+    partial = multiply_plain(quantize_rows_triton(x), x.shape[0], weight)
+    return sum_splits(partial, weight.rows)
+
+
+def multiply_plain(buffers: ActivationBuffers, rows: int, weight: PackedMatrix) -> torch.Tensor:
+    """Return the parts of the product, float32 `[splits, M, N]`, by plain Triton."""
     tiles, num_records, _ = weight.records.shape
+    device = weight.records.device
     splits = min(num_records, max(1, 512 // tiles))
     per_split = -(-num_records // splits)
     splits = -(-num_records // per_split)
-    partial = torch.empty((splits, rows, weight.rows), device=x.device)
+    partial = torch.empty((splits, rows, weight.rows), device=device)
     qmatmul_kernel[tiles, splits](
-        weight.records, _levels(x.device), buffers.q.view(torch.int8), buffers.scales, buffers.sums,
+        weight.records, _levels(device), buffers.q.view(torch.int8), buffers.scales, buffers.sums,
         partial, rows, weight.rows, num_records, per_split, buffers.q.shape[1],
         SIGN=sign_bit(weight.layout), M=16 if rows <= 16 else 32, num_warps=1,
         **record_constants(weight.layout, weight.steps),
     )  # fmt: skip
-    return sum_splits(partial, weight.rows)
+    return partial
+
+
+def multiply_dense(
+    buffers: ActivationBuffers, rows: int, weight: torch.Tensor, *, eager: bool = False
+) -> torch.Tensor:
+    """Return the parts of `grid · weightᵀ`, float32 `[splits, M, N]`, for floats `[N, K]`."""
+    out_columns, columns = weight.shape
+    num_blocks, tiles = buffers.q.shape[:2]
+    groups = triton.cdiv(out_columns, _DENSE_WIDTH)
+    per_split = triton.cdiv(num_blocks, min(_MAX_DENSE_SPLITS, max(1, 512 // groups)))
+    splits = triton.cdiv(num_blocks, per_split)
+    partial = torch.empty((splits, rows, out_columns), device=weight.device)
+    dense_kernel[groups, splits](
+        weight, buffers.q.view(torch.int8), buffers.scales, partial, rows, out_columns, columns,
+        num_blocks, per_split, tiles, M=16 if rows <= 16 else 32, WIDTH=_DENSE_WIDTH, EAGER=eager,
+        num_warps=2, launch_pdl=eager,
+    )  # fmt: skip
+    return partial
 
 
 def unpack_triton(weight: PackedMatrix, out: torch.Tensor) -> None:
