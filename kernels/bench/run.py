@@ -75,6 +75,7 @@ class Report:
 def main() -> None:
     """Run the operations named on the command line."""
     from attention_bench import bench_attention, bench_codec  # noqa: PLC0415 - beside this file
+    from prefill_bench import bench_prefill_attention  # noqa: PLC0415
     from qmatmul_bench import bench_qmatmul, bench_unpack  # noqa: PLC0415
 
     operations = {
@@ -82,6 +83,7 @@ def main() -> None:
         "unpack": bench_unpack,
         "attention": bench_attention,
         "kv_codec": bench_codec,
+        "prefill_attention": bench_prefill_attention,
     }
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--op", choices=operations, action="append", required=True)
