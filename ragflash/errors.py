@@ -23,6 +23,10 @@ RagflashError
 │   ├── TensorMissing
 │   ├── TokenizerUnknown
 │   └── TemplateInvalid
+├── DeviceError                 a card cannot be used as it was asked to be
+│   ├── DeviceMissing           there is none, or torch cannot use it
+│   ├── DeviceUnsupported       too old a card, or too old a driver
+│   └── DeviceMemoryShort       what was asked for does not fit
 ├── EngineError
 │   ├── EngineOverloaded
 │   ├── EngineDead
@@ -223,6 +227,34 @@ class TemplateInvalid(ModelError):
 
     code = "template_invalid"
     title = "The model's chat template cannot be used"
+
+
+class DeviceError(RagflashError):
+    """A card cannot be used as it was asked to be."""
+
+    code = "device_error"
+    title = "The graphics card cannot be used"
+
+
+class DeviceMissing(DeviceError):
+    """There is no card, or this build of torch has no support for it."""
+
+    code = "device_missing"
+    title = "There is no graphics card to run on"
+
+
+class DeviceUnsupported(DeviceError):
+    """The card, or its driver, is too old."""
+
+    code = "device_unsupported"
+    title = "This graphics card or its driver is too old"
+
+
+class DeviceMemoryShort(DeviceError):
+    """What was asked for does not fit the card; names settings that do."""
+
+    code = "device_memory_short"
+    title = "The model does not fit the graphics card"
 
 
 class EngineError(RagflashError):

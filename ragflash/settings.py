@@ -66,10 +66,34 @@ class Settings(BaseSettings):
         description="How the model cuts text into words, for a file that names a way that is not "
         "known; unset goes by the file.",
     )
+    device: Literal["auto", "cpu", "cuda"] = Field(
+        "auto", description="Where the model runs; auto takes a graphics card that can be used."
+    )
+    vram_gb: float | None = Field(
+        None,
+        gt=0,
+        allow_inf_nan=False,
+        description="Memory of the card that may be used, in GiB; unset takes what is free.",
+    )
+    context_tokens: int | None = Field(
+        None,
+        ge=256,
+        description="Tokens of context that running and remembered prompts share; unset takes what "
+        "fits the card, or RAGFLASH_KV_BYTES.",
+    )
+    kv_format: Literal["auto", "f16", "q8_0", "q4_0", "tq4", "tq3_0"] = Field(
+        "auto",
+        description="How keys and values are stored; auto takes what was measured to be good "
+        "enough for the model file, q8_0 on a card for an unknown one.",
+    )
+    verify_rows: int = Field(
+        21, ge=1, le=32, description="Most rows of a request in one step, its drafts included."
+    )
     kv_bytes: int = Field(
         1024 * MIB,
         gt=0,
-        description="Memory for keys and values of running and remembered prompts, in bytes.",
+        description="Memory for keys and values of running and remembered prompts on the "
+        "processor, in bytes.",
     )
     max_slots: int = Field(4, ge=1, le=64, description="Requests that are decoded together.")
     queue_size: int = Field(

@@ -21,8 +21,8 @@ from ragflash.gguf.reader import GGUFFile, content_hash
 from ragflash.kvcache.allocator import pages_for
 from ragflash.kvcache.pages import PagePool
 from ragflash.models.contract import ForwardBatch, Model, SequenceRows
-from ragflash.models.registry import ComputeDtype, WeightForm, load_model
-from ragflash.models.weights import weight_format
+from ragflash.models.registry import ComputeDtype, load_model
+from ragflash.models.weights import WeightForm, weight_format
 
 Forward = Callable[[Sequence[int], int], int]  # tokens, and how many are before them, to the next
 Progress = Callable[[str, int, int], None]

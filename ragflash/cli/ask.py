@@ -10,7 +10,17 @@ import typer
 
 from ragflash.api.schemas import AnswerOut
 from ragflash.cli.documents import read_in
-from ragflash.cli.options import DataDirOption, JsonOption, ModelOption
+from ragflash.cli.options import (
+    CtxOption,
+    DataDirOption,
+    DeviceOption,
+    JsonOption,
+    KvOption,
+    ModelOption,
+    SlotsOption,
+    VerifyRowsOption,
+    VramOption,
+)
 from ragflash.cli.output import Output, Tracker
 from ragflash.cli.parts import SCOPE, find_document, library_and_engine
 from ragflash.rag.records import Answer, AskMode, AskRequest, AskStatus, Citation
@@ -47,6 +57,12 @@ def ask(
     engine: EngineOption = EngineChoice.AUTO,
     data_dir: DataDirOption = None,
     model: ModelOption = None,
+    device: DeviceOption = None,
+    vram_gb: VramOption = None,
+    context_tokens: CtxOption = None,
+    kv_format: KvOption = None,
+    max_slots: SlotsOption = None,
+    verify_rows: VerifyRowsOption = None,
     as_json: JsonOption = False,
 ) -> None:
     """Ask a question about documents.
@@ -54,7 +70,16 @@ def ask(
     Without --document or --file, everything that is stored is asked.
     """
     with Output(as_json=as_json) as output:
-        settings = load_settings(data_dir=data_dir, model=model)
+        settings = load_settings(
+            data_dir=data_dir,
+            model=model,
+            device=device,
+            vram_gb=vram_gb,
+            context_tokens=context_tokens,
+            kv_format=kv_format,
+            max_slots=max_slots,
+            verify_rows=verify_rows,
+        )
         use_engine = engine is EngineChoice.AUTO
         with (
             library_and_engine(settings, with_engine=use_engine) as (library, client),

@@ -9,7 +9,17 @@ from typing import TYPE_CHECKING, Any
 from ragflash.api.schemas import AnswerOut, DocumentOut
 from ragflash.bench.provenance import provenance
 from ragflash.cli import ask, documents
-from ragflash.cli.options import DataDirOption, JsonOption, ModelOption
+from ragflash.cli.options import (
+    CtxOption,
+    DataDirOption,
+    DeviceOption,
+    JsonOption,
+    KvOption,
+    ModelOption,
+    SlotsOption,
+    VerifyRowsOption,
+    VramOption,
+)
 from ragflash.cli.output import Output
 from ragflash.cli.parts import library_and_engine
 from ragflash.rag.records import Answer, AskMode, AskRequest, DocumentRecord
@@ -48,7 +58,16 @@ or as a server:
 
 
 def demo(
-    *, data_dir: DataDirOption = None, model: ModelOption = None, as_json: JsonOption = False
+    *,
+    data_dir: DataDirOption = None,
+    model: ModelOption = None,
+    device: DeviceOption = None,
+    vram_gb: VramOption = None,
+    context_tokens: CtxOption = None,
+    kv_format: KvOption = None,
+    max_slots: SlotsOption = None,
+    verify_rows: VerifyRowsOption = None,
+    as_json: JsonOption = False,
 ) -> None:
     """Read two real documents and answer questions about them.
 
@@ -57,7 +76,16 @@ def demo(
     with Output(as_json=as_json) as output, ExitStack() as stack:
         if data_dir is None:
             data_dir = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="ragflash-")))
-        settings = load_settings(data_dir=data_dir, model=model)
+        settings = load_settings(
+            data_dir=data_dir,
+            model=model,
+            device=device,
+            vram_gb=vram_gb,
+            context_tokens=context_tokens,
+            kv_format=kv_format,
+            max_slots=max_slots,
+            verify_rows=verify_rows,
+        )
         from ragflash.rag.answer import Answerer  # noqa: PLC0415  (loads the store)
 
         library, engine = stack.enter_context(library_and_engine(settings))

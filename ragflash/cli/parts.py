@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 SCOPE = Scope(frozenset({DEFAULT_COLLECTION}))
 
 _PAGE = 100
+_GIB = 1 << 30
 
 
 def model_path(settings: Settings) -> Path:
@@ -55,6 +56,7 @@ def start_model(settings: Settings) -> "EngineClient":
 
     Raises:
         ModelError: The model is missing or cannot be used.
+        DeviceError: The card cannot be used as it was asked to be.
     """
     path = model_path(settings)
     from ragflash.engine.build import start_engine  # noqa: PLC0415  (imports torch: seconds)
@@ -64,6 +66,10 @@ def start_model(settings: Settings) -> "EngineClient":
         dtype=settings.dtype,
         weights=settings.weights,
         pre_tokenizer=settings.pre_tokenizer,
+        device=settings.device,
+        vram_bytes=None if settings.vram_gb is None else int(settings.vram_gb * _GIB),
+        context_tokens=settings.context_tokens,
+        verify_rows=settings.verify_rows,
         kv_bytes=settings.kv_bytes,
         max_slots=settings.max_slots,
         queue_size=settings.queue_size,

@@ -13,7 +13,16 @@ import uvicorn
 from ragflash import log
 from ragflash.api.app import api_config, create_app
 from ragflash.api.deps import Services
-from ragflash.cli.options import DataDirOption, ModelOption
+from ragflash.cli.options import (
+    CtxOption,
+    DataDirOption,
+    DeviceOption,
+    KvOption,
+    ModelOption,
+    SlotsOption,
+    VerifyRowsOption,
+    VramOption,
+)
 from ragflash.cli.output import Output
 from ragflash.cli.parts import EngineSlot, model_path, open_library, start_model
 from ragflash.errors import SettingInvalid
@@ -32,13 +41,31 @@ def serve(
     ] = None,
     data_dir: DataDirOption = None,
     model: ModelOption = None,
+    device: DeviceOption = None,
+    vram_gb: VramOption = None,
+    context_tokens: CtxOption = None,
+    kv_format: KvOption = None,
+    max_slots: SlotsOption = None,
+    verify_rows: VerifyRowsOption = None,
 ) -> None:
     """Serve documents, answers and chat over HTTP.
 
     Everything else is set by RAGFLASH_* variables.
     """
     with Output(as_json=False) as output:
-        run(load_settings(host=host, port=port, data_dir=data_dir, model=model), output)
+        settings = load_settings(
+            host=host,
+            port=port,
+            data_dir=data_dir,
+            model=model,
+            device=device,
+            vram_gb=vram_gb,
+            context_tokens=context_tokens,
+            kv_format=kv_format,
+            max_slots=max_slots,
+            verify_rows=verify_rows,
+        )
+        run(settings, output)
 
 
 def run(settings: Settings, output: Output) -> None:

@@ -1,21 +1,28 @@
 """What a model takes of a card's memory, before anything is loaded.
 
-Weights, keys and values and recurrent state are exact; work space, CUDA graphs and the context are
-allowances, measured on one card and named so in the table.
+Weights, pages, recurrent state and the tape are exact; work space, CUDA graphs and the context are
+allowances, and named so in the table.
 """
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Protocol
 
-from ragflash.kvcache.allocator import PAGE_TOKENS
+from ragflash.errors import DeviceMemoryShort
+from ragflash.kvcache.allocator import PAGE_TOKENS, pages_for
 from ragflash.kvcache.formats import KV_FORMATS, KVFormatName
 
-GRID_TOKENS = 1024  # rows read the last two stretches of this length in f16
-CONTEXT_BYTES = 757 << 20  # a CUDA context with its modules
-GRAPHS_BYTES = 300 << 20
-SPARE_BYTES = 1 << 30  # left free for the driver and the desktop
+GRID_TOKENS = 2048  # a row reads the first page and the last two stretches of this length in f16
+NEWEST_PAGES = 1 + 2 * GRID_TOKENS // PAGE_TOKENS
+FEW_ROWS = 32  # most rows of a step that multiplies packed matrices
 PREFILL_ROWS = 2048
+HISTORY_TOKENS = 32_768  # of a layer that prefill unpacks at a time
+CONTEXT_BYTES = 757 << 20  # a CUDA context with its modules
+GRAPH_ROWS = (1, 2, 4, 8, 16, 21, 32)  # of the steps that are captured
+GRAPH_BYTES = 40 << 20  # of each
+SPARE_BYTES = 1 << 30  # left free for the driver and the desktop
+
+_GIB = 1 << 30
 
 
 class HeadShape(Protocol):
@@ -39,10 +46,12 @@ class ModelShape:
         context_tokens: Longest sequence.
         kv_layers: Of each layer with keys and values.
         state_bytes: Recurrent state of a sequence.
-        tape_bytes: What a drafted row keeps until it is verified.
-        device_weight_bytes: Of all tensors that every token reads.
-        host_weight_bytes: Of the embedding, when it is read by row only.
-        largest_matrix_values: Of the largest matrix that prefill unpacks.
+        tape_bytes: What a row keeps until it is committed.
+        file_bytes: Of all tensors, as they are stored.
+        device_weight_bytes: On the card, repacked, of all tensors that every token reads.
+        host_weight_bytes: Of embeddings that are read by row, in the computer's own memory.
+        largest_group_values: Of the matrices of one input that prefill unpacks together.
+        widest_group: Output values of such matrices.
         hidden_size: Values of a row.
         vocab_size: Width of the logits.
     """
@@ -52,16 +61,18 @@ class ModelShape:
     kv_layers: Sequence[HeadShape]
     state_bytes: int
     tape_bytes: int
+    file_bytes: int
     device_weight_bytes: int
     host_weight_bytes: int
-    largest_matrix_values: int
+    largest_group_values: int
+    widest_group: int
     hidden_size: int
     vocab_size: int
 
     @property
     def kv_values(self) -> int:
         """Numbers that a token leaves in all layers, K and V together."""
-        return sum(2 * layer.num_kv_heads * layer.head_dim for layer in self.kv_layers)
+        return sum(map(_kv_values, self.kv_layers))
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,9 +81,11 @@ class PlanOptions:
 
     Attributes:
         vram_bytes: Of the card, or what is free of it.
-        context_tokens: That all slots and stored documents share.
+        context_tokens: That all slots and remembered documents share.
         kv_format: Of keys and values beyond the newest.
         slots: Sequences that are decoded together.
+        documents: Remembered prompts that can be continued at once: each keeps its newest pages
+            in f16, and its recurrent state.
         verify_rows: Most rows of a sequence in a verification, 1 without drafting.
     """
 
@@ -80,6 +93,7 @@ class PlanOptions:
     context_tokens: int
     kv_format: KVFormatName = "tq3_0"
     slots: int = 1
+    documents: int = 2
     verify_rows: int = 21
 
 
@@ -115,42 +129,62 @@ class MemoryPlan:
         """Whether all parts fit, the spare included."""
         return self.left_bytes >= 0
 
+    @property
+    def exact_pages(self) -> int:
+        """Pages in f16."""
+        return exact_pages(self.options)
+
+    @property
+    def packed_pages(self) -> int:
+        """Pages in the format of the plan; none for f16."""
+        is_exact = self.options.kv_format == "f16"
+        return 0 if is_exact else pages_for(self.options.context_tokens)
+
+    @property
+    def allocator_bytes(self) -> int:
+        """Most that torch may reserve: the card without CUDA's context and the spare."""
+        return self.options.vram_bytes - CONTEXT_BYTES - SPARE_BYTES
+
 
 def kv_bytes(shape: ModelShape, num_tokens: int, kv_format: KVFormatName) -> int:
     """Return what keys and values of so many tokens take."""
     return num_tokens * KV_FORMATS[kv_format].stored_bytes(shape.kv_values)
 
 
+def exact_pages(options: PlanOptions) -> int:
+    """Return the pages in f16: all of them, or the newest of each sequence and document."""
+    all_pages = pages_for(options.context_tokens)
+    if options.kv_format == "f16":
+        return all_pages
+    return (options.slots + options.documents) * min(all_pages, NEWEST_PAGES)
+
+
+def graph_rows(options: PlanOptions) -> tuple[int, ...]:
+    """Return the numbers of rows that are captured: up to those of a verification in all slots."""
+    most = min(options.slots * options.verify_rows, FEW_ROWS)
+    last = next(index for index, rows in enumerate(GRAPH_ROWS) if rows >= most)
+    return GRAPH_ROWS[: last + 1]
+
+
 def plan_memory(shape: ModelShape, options: PlanOptions) -> MemoryPlan:
     """Add up what the options take."""
-    kv_format = options.kv_format
-    padding = -options.context_tokens % PAGE_TOKENS
-    newest = min(options.context_tokens + padding, 2 * GRID_TOKENS + PAGE_TOKENS)
-    work_values = shape.largest_matrix_values + 6 * PREFILL_ROWS * shape.hidden_size
-    logits = options.slots * options.verify_rows * shape.vocab_size * 4
     parts = [
         PlanPart("weights", shape.device_weight_bytes),
-        PlanPart(
-            f"keys and values, {kv_format}", kv_bytes(shape, options.context_tokens, kv_format)
-        ),
-        PlanPart("rest of their last page", kv_bytes(shape, padding, kv_format)),
+        *_kv_parts(shape, options),
         PlanPart("recurrent state", options.slots * shape.state_bytes),
-        PlanPart("drafted rows", options.slots * (options.verify_rows - 1) * shape.tape_bytes),
-        PlanPart("work space", 2 * work_values + logits, is_estimate=True),
-        PlanPart("CUDA graphs", GRAPHS_BYTES, is_estimate=True),
+        PlanPart("recurrent state of documents", options.documents * shape.state_bytes),
+        PlanPart("tape of rows to verify", FEW_ROWS * shape.tape_bytes),
+        *_work_parts(shape, options),
+        PlanPart("CUDA graphs", len(graph_rows(options)) * GRAPH_BYTES, is_estimate=True),
         PlanPart("CUDA context", CONTEXT_BYTES, is_estimate=True),
         PlanPart("left free", SPARE_BYTES, is_estimate=True),
     ]
-    if kv_format != "f16":
-        newest_bytes = options.slots * kv_bytes(shape, newest, "f16")
-        parts.insert(3, PlanPart("newest keys and values, f16", newest_bytes))
-    kept = tuple(part for part in parts if part.num_bytes)
-    return MemoryPlan(shape, options, kept)
+    return MemoryPlan(shape, options, tuple(part for part in parts if part.num_bytes))
 
 
 def most_context_tokens(shape: ModelShape, options: PlanOptions) -> int:
     """Return the longest context that fits, whole pages, 0 if none; at most the model's own."""
-    low, high = 0, -(-shape.context_tokens // PAGE_TOKENS)
+    low, high = 0, pages_for(shape.context_tokens)
     while low < high:
         middle = (low + high + 1) // 2
         tried = replace(options, context_tokens=middle * PAGE_TOKENS)
@@ -168,7 +202,91 @@ def alternatives(shape: ModelShape, options: PlanOptions) -> list[tuple[str, int
         for name in KV_FORMATS
         if name != options.kv_format
     ]
-    changes.append((f"--slots {options.slots + 1}", replace(options, slots=options.slots + 1)))
+    others = [options.slots + 1] + ([options.slots - 1] if options.slots > 1 else [])
+    changes += [(f"--slots {slots}", replace(options, slots=slots)) for slots in sorted(others)]
     if options.verify_rows > 1:
         changes.append(("--verify-rows 1", replace(options, verify_rows=1)))
     return [(name, most_context_tokens(shape, changed)) for name, changed in changes]
+
+
+def plan_to_fit(
+    shape: ModelShape, options: PlanOptions, *, shrinks: bool, min_tokens: int = PAGE_TOKENS
+) -> MemoryPlan:
+    """Plan, with less context than asked for if `shrinks`.
+
+    Args:
+        shape: Of the model.
+        options: What is asked for; the context is cut to the model's own.
+        shrinks: Whether less context will do, because nobody named one.
+        min_tokens: Less than this is no context.
+
+    Raises:
+        DeviceMemoryShort: It does not fit; names the nearest settings that do.
+    """
+    wanted = min(options.context_tokens, shape.context_tokens)
+    planned = plan_memory(shape, replace(options, context_tokens=wanted))
+    if planned.fits:
+        return planned
+    most = most_context_tokens(shape, options)
+    if shrinks and most >= min_tokens:
+        return plan_memory(shape, replace(options, context_tokens=min(most, wanted)))
+    raise DeviceMemoryShort(_refusal(planned, most))
+
+
+def _refusal(planned: MemoryPlan, most: int) -> str:
+    shape, options = planned.shape, planned.options
+    have, needed = options.vram_bytes / _GIB, planned.total_bytes / _GIB
+    text = (
+        f"{shape.name} with {options.context_tokens:,} tokens of context, {options.kv_format} "
+        f"keys and values and --slots {options.slots} takes {needed:.2f} GiB, and {have:.2f} GiB "
+        "are there"
+    )
+    others = alternatives(shape, options)
+    enough = [name for name, tokens in others if tokens >= options.context_tokens]
+    fitting = [f"{name} with {tokens:,} tokens" for name, tokens in others if tokens > most]
+    if most:
+        enough.append(f"--ctx {most}")
+    if enough:
+        return f"{text}; what fits: {', or '.join(enough)}"
+    if fitting:
+        return f"{text}; what fits: {', or '.join(fitting)}"
+    fixed = planned.total_bytes - sum(
+        part.num_bytes for part in planned.parts if part.name.startswith("keys and values")
+    )
+    return (
+        f"{text}; without any context it takes {fixed / _GIB:.2f} GiB: take a smaller model or "
+        "quantisation, a card with more memory, or --device cpu"
+    )
+
+
+def _kv_values(layer: HeadShape) -> int:
+    return 2 * layer.num_kv_heads * layer.head_dim
+
+
+def _kv_parts(shape: ModelShape, options: PlanOptions) -> list[PlanPart]:
+    kv_format = options.kv_format
+    padding = -options.context_tokens % PAGE_TOKENS
+    stored = kv_bytes(shape, options.context_tokens, kv_format)
+    parts = [
+        PlanPart(f"keys and values, {kv_format}", stored),
+        PlanPart("rest of their last page", kv_bytes(shape, padding, kv_format)),
+    ]
+    if kv_format != "f16":
+        newest = kv_bytes(shape, exact_pages(options) * PAGE_TOKENS, "f16")
+        parts.append(PlanPart("newest keys and values, f16", newest))
+    return parts
+
+
+def _work_parts(shape: ModelShape, options: PlanOptions) -> list[PlanPart]:
+    """Work space of prefill and of steps with few rows; the two share nothing."""
+    rows = min(PREFILL_ROWS, options.context_tokens)
+    # Residual and normed rows; products in bfloat16 and what is made of them.
+    activations = rows * (8 * shape.hidden_size + 3 * shape.widest_group)
+    history = min(HISTORY_TOKENS, options.context_tokens)
+    largest_layer = max(map(_kv_values, shape.kv_layers), default=0)
+    return [
+        PlanPart("a group of matrices, unpacked", 2 * shape.largest_group_values, is_estimate=True),
+        PlanPart("rows of a prompt", activations, is_estimate=True),
+        PlanPart("keys and values, unpacked", 2 * history * largest_layer, is_estimate=True),
+        PlanPart("logits", 2 * FEW_ROWS * shape.vocab_size * 4, is_estimate=True),
+    ]

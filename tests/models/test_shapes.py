@@ -4,19 +4,25 @@ from dataclasses import dataclass, replace
 
 import pytest
 import torch
+from gguf import GGMLQuantizationType
 
-from ragflash.errors import ModelError
-from ragflash.gguf.reader import GGUFFile
+from ragflash.errors import DeviceMemoryShort, ModelError
+from ragflash.gguf.reader import GGUFFile, TensorInfo
 from ragflash.kvcache.formats import KVFormat
 from ragflash.kvcache.planner import (
     ModelShape,
     PlanOptions,
     alternatives,
+    graph_rows,
     kv_bytes,
     most_context_tokens,
     plan_memory,
+    plan_to_fit,
 )
-from ragflash.models.shapes import model_shape, shape_file, shape_names
+from ragflash.models.shapes import device_bytes, model_shape, shape_file, shape_names
+from ragflash_kernels.qmatmul.formats import RECORD_FORMATS
+from ragflash_kernels.qmatmul.packing import pack_matrix
+from tests.kernels.quantised import random_blocks
 from tests.models.families import FAMILIES
 from tests.models.forwards import load
 from tests.models.toy_files import write_gguf
@@ -37,9 +43,28 @@ def test_the_27b_shape_is_what_its_published_files_are(shape):
     assert shape_names() == ("qwen35-27b",)
     assert shape.kv_values == 32_768
     assert shape.state_bytes == 48 * 4 * (48 * 128 * 128 + 3 * 10_240)
-    assert round((shape.device_weight_bytes + shape.host_weight_bytes) / 1e9, 3) == 16.536
-    assert round(shape.device_weight_bytes / 1e9, 3) == 15.821
+    assert round(shape.file_bytes / 1e9, 3) == 16.536
+    assert round((shape.file_bytes - shape.host_weight_bytes) / 1e9, 3) == 15.821
     assert (shape.vocab_size, shape.context_tokens) == (248_320, 262_144)
+
+
+def test_matrices_take_what_their_records_take(tmp_path, shape):
+    assert 1.019 < shape.device_weight_bytes / (shape.file_bytes - shape.host_weight_bytes) < 1.021
+    for name in RECORD_FORMATS:
+        rows, columns = 70, 512
+        blocks = random_blocks(name, rows, columns)
+        kind = GGMLQuantizationType[name]
+        stored = TensorInfo("blk.0.ffn_up.weight", (rows, columns), kind, 0, blocks.nbytes)
+        assert device_bytes(stored) == pack_matrix(blocks, block_format=name).records.nbytes
+    unknown = TensorInfo("blk.0.ffn_up.weight", (64, 256), GGMLQuantizationType.Q2_K, 0, 64 * 84)
+    assert device_bytes(unknown) == 64 * 256 * 2
+    vector = TensorInfo("output_norm.weight", (64,), GGMLQuantizationType.F32, 0, 256)
+    assert device_bytes(vector) == 256
+
+
+def test_prefill_unpacks_matrices_of_one_input_together(shape):
+    assert shape.largest_group_values == 2 * 5120 * 17_408
+    assert shape.widest_group == 2 * 17_408
 
 
 @pytest.mark.parametrize(
@@ -71,16 +96,47 @@ def test_the_state_is_a_constant_of_a_sequence(shape):
     taken = {part.name: part.num_bytes for part in short.parts}
     assert taken["recurrent state"] == shape.state_bytes
     assert taken["recurrent state"] in [part.num_bytes for part in long.parts]
-    assert long.total_bytes - short.total_bytes == kv_bytes(shape, 262_144 - 4096, "tq3_0")
+    stored = [
+        sum(part.num_bytes for part in plan.parts if "of their" in part.name or "tq3" in part.name)
+        for plan in (short, long)
+    ]
+    assert stored[1] - stored[0] == kv_bytes(shape, 262_144 - 4096, "tq3_0")
 
 
 def test_a_full_context_fits_a_card_of_24_gb_with_packed_keys_only(shape):
     options = PlanOptions(24 * GIB, 138_696)
-    assert plan_memory(shape, options).fits
+    plan = plan_memory(shape, options)
+    assert plan.fits
+    assert plan.total_bytes - 2**30 < 23.5e9, "less the spare"
+    assert plan_memory(shape, replace(options, slots=4)).fits
     assert plan_memory(shape, replace(options, context_tokens=262_144)).fits
     plain = plan_memory(shape, replace(options, kv_format="f16"))
     assert not plain.fits
     assert plain.left_bytes < -GIB
+
+
+def test_pages_are_those_of_the_plan(shape):
+    options = PlanOptions(24 * GIB, 138_696, slots=2, documents=1)
+    plan = plan_memory(shape, options)
+    assert plan.packed_pages == 542
+    assert plan.exact_pages == 3 * 17
+    taken = {part.name: part.num_bytes for part in plan.parts}
+    assert taken["newest keys and values, f16"] == 3 * 17 * 256 * 65_536
+    short = plan_memory(shape, replace(options, context_tokens=1000))
+    assert (short.packed_pages, short.exact_pages) == (4, 12)
+    plain = plan_memory(shape, replace(options, context_tokens=1000, kv_format="f16"))
+    assert (plain.packed_pages, plain.exact_pages) == (0, 4)
+    assert plan.allocator_bytes < 24 * GIB - 2**30
+
+
+@pytest.mark.parametrize(
+    ("slots", "verify_rows", "last"),
+    [(1, 1, 1), (1, 16, 16), (1, 17, 21), (1, 21, 21), (4, 1, 4), (4, 21, 32)],
+)
+def test_graphs_are_of_as_many_rows_as_there_can_be(slots, verify_rows, last):
+    options = PlanOptions(GIB, 1024, slots=slots, verify_rows=verify_rows)
+    assert graph_rows(options)[-1] == last
+    assert graph_rows(options)[0] == 1
 
 
 def test_the_longest_context_is_the_last_that_fits(shape):
@@ -94,12 +150,36 @@ def test_the_longest_context_is_the_last_that_fits(shape):
 
 
 def test_alternatives_say_what_each_option_costs(shape):
-    costs = dict(alternatives(shape, PlanOptions(24 * GIB, 138_696, kv_format="q8_0")))
+    costs = dict(alternatives(shape, PlanOptions(24 * GIB, 138_696, kv_format="q8_0", slots=2)))
     assert set(costs) == {
-        *("--kv f16", "--kv q4_0", "--kv tq4", "--kv tq3_0", "--slots 2", "--verify-rows 1"),
+        *("--kv f16", "--kv q4_0", "--kv tq4", "--kv tq3_0"),
+        *("--slots 1", "--slots 3", "--verify-rows 1"),
     }
     assert costs["--kv f16"] < costs["--kv tq4"] <= costs["--kv tq3_0"]
-    assert costs["--verify-rows 1"] > costs["--slots 2"]
+    assert costs["--slots 1"] > costs["--verify-rows 1"] > costs["--slots 3"]
+
+
+def test_an_unnamed_context_shrinks_to_what_fits(shape):
+    options = PlanOptions(int(22.6e9), 300_000, kv_format="q8_0")
+    plan = plan_to_fit(shape, options, shrinks=True)
+    assert plan.fits
+    assert plan.options.context_tokens == most_context_tokens(shape, options)
+    roomy = plan_to_fit(shape, replace(options, vram_bytes=80 * GIB), shrinks=True)
+    assert roomy.options.context_tokens == 262_144
+
+
+def test_what_does_not_fit_is_refused_with_the_nearest_settings(shape):
+    options = PlanOptions(24 * GIB, 138_696, kv_format="q8_0", slots=4)
+    most = most_context_tokens(shape, options)
+    with pytest.raises(DeviceMemoryShort, match=rf"--kv tq3_0.*--ctx {most}$") as caught:
+        plan_to_fit(shape, options, shrinks=False)
+    assert "--kv f16" not in caught.value.detail
+    fewer = replace(options, vram_bytes=int(24.6 * GIB))
+    with pytest.raises(DeviceMemoryShort, match="--slots 3"):
+        plan_to_fit(shape, fewer, shrinks=False)
+    small = replace(options, vram_bytes=int(18.5 * GIB), slots=1)
+    with pytest.raises(DeviceMemoryShort, match="a smaller model or quantisation"):
+        plan_to_fit(shape, small, shrinks=True)
 
 
 @pytest.mark.parametrize("name", FAMILIES)
