@@ -17,6 +17,8 @@ from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 from triton.experimental.gluon._runtime import GluonASTSource
 
+from ragflash_kernels.attention_inputs import kernel as inputs_kernel
+from ragflash_kernels.gated_ffn import kernel as gated_kernel
 from ragflash_kernels.kv_codec import kernel as kv_kernel
 from ragflash_kernels.kv_codec.formats import (
     KvFormat,
@@ -26,13 +28,19 @@ from ragflash_kernels.kv_codec.formats import (
 )
 from ragflash_kernels.paged_attention import kernel as attention_kernel
 from ragflash_kernels.paged_attention.launch import pick_tile
+from ragflash_kernels.prefill_attention import kernel as prefill_kernel
+from ragflash_kernels.prefill_attention.launch import UNPACKED_TOKENS
+from ragflash_kernels.prefill_attention.launch import pick_tile as pick_prefill_tile
 from ragflash_kernels.qmatmul import gluon_kernel, kernel
 from ragflash_kernels.qmatmul.formats import RECORD_FORMATS
 from ragflash_kernels.qmatmul.launch import pick_registers, record_constants, sign_bit
 from ragflash_kernels.rms_norm import kernel as norm_kernel
+from ragflash_kernels.sample import kernel as sample_kernel
 
 
-def compile_kernel(function, pointers, constants, *, sm: int, warps: int, registers=None):
+def compile_kernel(
+    function, pointers, constants, *, sm: int, warps: int, stages=None, registers=None
+):
     """Compile a jit function; arguments that are neither named nor constants are int32.
 
     Pointers are multiples of 16, and integers that are named "i32*16".
@@ -49,6 +57,7 @@ def compile_kernel(function, pointers, constants, *, sm: int, warps: int, regist
         if "*" in kind
     }
     options = {"num_warps": warps} | ({"maxnreg": registers} if registers else {})
+    options |= {"num_stages": stages} if stages else {}
     return triton.compile(
         source(
             function,
@@ -89,6 +98,15 @@ def qmatmul_plain(sm: int, name: str, rows: str):
     return compile_kernel(kernel.qmatmul_kernel, pointers, constants, sm=sm, warps=1)
 
 
+def dense(sm: int, dtype: str, rows: str):
+    """The product with a matrix of floats of so many rows, 16 or 32."""
+    constants = {"M": int(rows), "WIDTH": 32, "EAGER": sm >= 90}
+    pointers = {
+        "weight": f"*{dtype}", "q": "*i8", "scales": "*fp32", "out": "*fp32", "columns": "i32*16",
+    }  # fmt: skip
+    return compile_kernel(kernel.dense_kernel, pointers, constants, sm=sm, warps=2)
+
+
 def unpack(sm: int, name: str, dtype: str):
     """The unpacking of a format into a dtype."""
     layout = RECORD_FORMATS[name]
@@ -111,6 +129,24 @@ def add_norm(sm: int, kind: str):
         "part_stride": "i32*16", "row_stride": "i32*16", "width": "i32*16",
     }  # fmt: skip
     return compile_kernel(norm_kernel.add_norm_kernel, pointers, constants, sm=sm, warps=16)
+
+
+def gated(sm: int, kind: str):
+    """The gate of seven parts onto the grid ("grid") or of one."""
+    quantized = kind == "grid"
+    parts = 7 if quantized else 1
+    constants = {
+        "GATE_PARTS": parts, "UP_PARTS": parts, "GELU": True, "QUANTIZED": quantized,
+        "STEPS": 8 if quantized else 64, "EAGER": sm >= 90,
+    }  # fmt: skip
+    strides = ("gate_part_stride", "gate_row_stride", "up_part_stride", "up_row_stride", "width")
+    product = "*fp32" if quantized else "*bf16"
+    pointers = dict.fromkeys(strides, "i32*16") | {
+        "gate": product, "up": product, "out": "*i8" if quantized else "*bf16",
+        "scales_out": "*fp32", "sums_out": "*fp32",
+    }  # fmt: skip
+    warps = 1 if quantized else 8
+    return compile_kernel(gated_kernel.gated_kernel, pointers, constants, sm=sm, warps=warps)
 
 
 def quantize(sm: int, dtype: str):
@@ -158,14 +194,76 @@ def attend(sm: int, kv_format: str, head_dim: str, rows: str):
     )
 
 
+def attention_inputs(sm: int, dtype: str, head_dim: str):
+    """Norms, rotation of a quarter and writing, of products in seven parts or in one."""
+    dim = int(head_dim)
+    parts = 7 if dtype == "fp32" else 1
+    constants = {
+        "PAGE": 256, "DIM": dim, "HALF": dim // 8, "Q_PARTS": parts, "K_PARTS": parts,
+        "V_PARTS": parts, "Q_NORM": True, "K_NORM": True, "EAGER": sm >= 90,
+    }  # fmt: skip
+    pointers = dict.fromkeys(("q", "k", "v"), f"*{dtype}") | {
+        "q_norm": "*fp32", "k_norm": "*fp32", "cos": "*fp32", "sin": "*fp32", "eps": "fp32",
+        "row_pages": "*i32", "row_places": "*i32", "keys": "*fp16", "values": "*fp16",
+        "q_out": "*fp16",
+    }  # fmt: skip
+    return compile_kernel(
+        inputs_kernel.attention_inputs_kernel, pointers, constants,
+        sm=sm, warps=1 if dim <= 64 else 2,
+    )  # fmt: skip
+
+
+def largest(sm: int):
+    """The first stage of the search for the largest logit."""
+    pointers = {"logits": "*fp32", "tops": "*fp32", "places": "*i32"}
+    constants = {"CHUNK": 2048, "EAGER": sm >= 90}
+    return compile_kernel(
+        sample_kernel.largest_of_chunks_kernel, pointers, constants, sm=sm, warps=4
+    )
+
+
+def attend_many(sm: int, head_dim: str, mask: str):
+    """Attention of the rows of a chunk; mask: none, causal or window."""
+    dim = int(head_dim)
+    tile = pick_prefill_tile(dim, large=sm == 90)
+    constants = {
+        "DIM": dim, "M": tile.rows, "N": tile.tokens, "CAUSAL": mask != "none",
+        "WINDOWED": mask == "window",
+    }  # fmt: skip
+    pointers = dict.fromkeys(("q", "keys", "values", "out"), "*fp16") | {
+        "lse": "*fp32", "scale": "fp32",
+    }  # fmt: skip
+    return compile_kernel(
+        prefill_kernel.attend_kernel, pointers, constants, sm=sm, warps=tile.warps,
+        stages=tile.stages,
+    )  # fmt: skip
+
+
+def unpack_pages(sm: int, kv_format: str, head_dim: str):
+    """The unpacking of listed pages of 256 tokens."""
+    fmt, dim = KvFormat(kv_format), int(head_dim)
+    constants = {
+        "SIZE": page_layout(fmt, 256, dim).size, "DIM": dim, "PAGE": 256,
+        "FORMAT": list(KvFormat).index(fmt), "T": UNPACKED_TOKENS, "PTX": True,
+    }  # fmt: skip
+    pointers = {"pages": "*u8", "page_list": "*i32", "out": "*fp16"}
+    return compile_kernel(prefill_kernel.unpack_kernel, pointers, constants, sm=sm, warps=4)
+
+
 KERNELS: dict[str, Callable] = {
     "qmatmul": qmatmul,
     "qmatmul_plain": qmatmul_plain,
     "quantize": quantize,
+    "dense": dense,
     "unpack": unpack,
     "add_norm": add_norm,
+    "gated": gated,
     "encode": encode,
     "attend": attend,
+    "attend_many": attend_many,
+    "unpack_pages": unpack_pages,
+    "attention_inputs": attention_inputs,
+    "largest": largest,
 }
 
 

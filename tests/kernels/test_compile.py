@@ -62,8 +62,9 @@ def test_a_kernel_fits_the_smallest_card():
 def test_products_fit_every_card(sm):
     check([f"qmatmul:{name}:{rows}:{sm}" for name in RECORD_FORMATS for rows in ROWS])
     check([f"qmatmul_plain:{name}:{rows}:{sm}" for name in RECORD_FORMATS for rows in (16, 32)])
+    check([f"dense:{dtype}:{rows}:{sm}" for dtype in ("fp32", "fp16", "bf16") for rows in (16, 32)])
     check([f"unpack:{name}:bf16:{sm}" for name in RECORD_FORMATS])
-    check([f"add_norm:{kind}:{sm}" for kind in ("grid", "rows")])
+    check([f"{name}:{kind}:{sm}" for name in ("add_norm", "gated") for kind in ("grid", "rows")])
     check([f"quantize:{dtype}:{sm}" for dtype in ("fp32", "fp16", "bf16")])
 
 
@@ -79,6 +80,10 @@ def test_codecs_fit_every_card(sm):
 @pytest.mark.timeout(1200)
 @pytest.mark.parametrize("sm", ARCHITECTURES)
 def test_attention_fits_every_card(sm):
+    check(
+        [f"attention_inputs:{dtype}:{dim}:{sm}" for dtype in ("fp32", "bf16") for dim in (64, 256)]
+    )
+    check([f"largest:{sm}"])
     kernels = [
         f"attend:{kv_format}:{dim}:{rows}:{sm}"
         for kv_format in KvFormat
@@ -86,3 +91,12 @@ def test_attention_fits_every_card(sm):
         for rows in (16, 32, 64)
     ]
     check(kernels)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1200)
+@pytest.mark.parametrize("sm", ARCHITECTURES)
+def test_attention_of_many_rows_fits_every_card(sm):
+    masks = ("none", "causal", "window")
+    check([f"attend_many:{dim}:{mask}:{sm}" for dim in (64, 128, 256) for mask in masks])
+    check([f"unpack_pages:{kv_format}:{dim}:{sm}" for kv_format in KvFormat for dim in (64, 256)])

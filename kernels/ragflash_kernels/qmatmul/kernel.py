@@ -275,17 +275,17 @@ def dense_kernel(
     scale_at = m // 8 * 64 + m % 8 // 2 * 16 + m % 2
     weight_row = weight + n.to(tl.int64)[None, :] * columns
     total = tl.zeros((M, WIDTH), tl.float32)
-    end = tl.minimum((split + 1) * blocks_per_split, num_blocks)
-    for block in range(split * blocks_per_split, end):
-        place = (block * tiles).to(tl.int64)
-        for step in tl.static_range(8):
-            column = block * 256 + step * 32 + k[:, None]
-            mask = (column < columns) & (n < out_columns)[None, :]
-            w = tl.load(weight_row + column, mask=mask, other=0.0)
-            x_at = q + place * 2048 + q_at + (step // 2 * 512 + step % 2 * 8)
-            x = tl.load(x_at, mask=here[:, None], other=0).to(w.dtype)
-            x_scale = tl.load(scales + place * 64 + scale_at + step * 2, mask=here, other=0.0)
-            total += tl.dot(x, w, input_precision="tf32x3") * x_scale[:, None]
+    end = tl.minimum((split + 1) * blocks_per_split, num_blocks) * 8
+    for step in range(split * blocks_per_split * 8, end):
+        column = step * 32 + k[:, None]
+        mask = (column < columns) & (n < out_columns)[None, :]
+        w = tl.load(weight_row + column, mask=mask, other=0.0)
+        place = (step // 8 * tiles).to(tl.int64)
+        x_at = q + place * 2048 + q_at + (step % 8 // 2 * 512 + step % 2 * 8)
+        x = tl.load(x_at, mask=here[:, None], other=0).to(w.dtype)
+        x_scale_at = scales + place * 64 + scale_at + step % 8 * 2
+        x_scale = tl.load(x_scale_at, mask=here, other=0.0)
+        total += tl.dot(x, w, input_precision="tf32x3") * x_scale[:, None]
     at = (split * rows + m[:, None]).to(tl.int64) * out_columns + n[None, :]
     tl.store(out + at, total, mask=(m < rows)[:, None] & (n < out_columns)[None, :])
 

@@ -22,7 +22,8 @@ from ragflash_kernels.qmatmul.kernel import (
 from ragflash_kernels.qmatmul.packing import PackedMatrix
 
 _DENSE_WIDTH = 32  # rows of a float matrix that a program multiplies
-_MAX_DENSE_SPLITS = 8
+_DENSE_PROGRAMS = 1024  # at least, where the columns allow as many
+_MAX_DENSE_SPLITS = 20
 
 
 def quantize_rows_triton(x: torch.Tensor, *, eager: bool = False) -> ActivationBuffers:
@@ -67,7 +68,8 @@ def multiply_dense(
     out_columns, columns = weight.shape
     num_blocks, tiles = buffers.q.shape[:2]
     groups = triton.cdiv(out_columns, _DENSE_WIDTH)
-    per_split = triton.cdiv(num_blocks, min(_MAX_DENSE_SPLITS, max(1, 512 // groups)))
+    wanted = triton.cdiv(_DENSE_PROGRAMS, groups)
+    per_split = triton.cdiv(num_blocks, min(_MAX_DENSE_SPLITS, wanted))
     splits = triton.cdiv(num_blocks, per_split)
     partial = torch.empty((splits, rows, out_columns), device=weight.device)
     dense_kernel[groups, splits](
