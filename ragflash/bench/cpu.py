@@ -19,7 +19,7 @@ from ragflash.engine.request import ChatMessage, GenerateRequest, SegmentKind, T
 from ragflash.errors import StorageError
 from ragflash.gguf.reader import GGUFFile, content_hash
 from ragflash.kvcache.allocator import pages_for
-from ragflash.kvcache.pages import PagePool
+from ragflash.kvcache.pages import KVPages, PagePool
 from ragflash.models.contract import ForwardBatch, Model, SequenceRows
 from ragflash.models.registry import ComputeDtype, load_model
 from ragflash.models.weights import WeightForm, weight_format
@@ -158,7 +158,7 @@ class _Ours:
 
     def __init__(self, model: Model, num_tokens: int) -> None:
         self._model = model
-        self._pool = PagePool(model.kv_layout, pages_for(num_tokens))
+        self._pages = KVPages(PagePool(model.kv_layout, pages_for(num_tokens)))
 
     @torch.inference_mode()
     def forward(self, token_ids: Sequence[int], committed: int) -> int:
@@ -172,7 +172,7 @@ class _Ours:
         )
         positions = torch.arange(committed, committed + count)
         batch = ForwardBatch(torch.tensor(token_ids), positions, (rows,))
-        return int(self._model.forward(batch, self._pool).argmax())
+        return int(self._model.forward(batch, self._pages).argmax())
 
 
 @dataclass(frozen=True, slots=True)

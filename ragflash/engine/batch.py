@@ -16,7 +16,7 @@ class Rows:
 
     Attributes:
         token_ids: Pending tokens, then drafted ones.
-        draft: The drafted ones.
+        draft: The drafted ones, or all of a target that is scored: they may be dropped.
         logit_rows: Rows whose logits are wanted, ascending.
     """
 
@@ -42,10 +42,17 @@ def build_batch(step: Run[Rows], device: torch.device | str) -> ForwardBatch:
         committed = cache.table.length
         token_ids += rows.token_ids
         positions += range(committed, committed + num_rows)
-        pages = cache.table.pages[: pages_for(committed + num_rows)]
+        packed_pages = cache.table.packed_pages
+        num_pages = pages_for(committed + num_rows) - len(packed_pages)
         sequences.append(
             SequenceRows(
-                cache.slot, num_rows, committed, pages, rows.logit_rows, num_draft=len(rows.draft)
+                slot=cache.slot,
+                num_rows=num_rows,
+                committed=committed,
+                pages=cache.table.pages[:num_pages],
+                logit_rows=rows.logit_rows,
+                num_draft=len(rows.draft),
+                packed_pages=packed_pages,
             )
         )
     return ForwardBatch(

@@ -20,7 +20,8 @@ from ragflash.gguf.chat_template import ChatTemplate
 from ragflash.gguf.reader import GGUFFile, content_hash
 from ragflash.gguf.tokenizer import Tokenizer
 from ragflash.kvcache.allocator import PAGE_TOKENS, PageAllocator, pages_for
-from ragflash.kvcache.pages import PagePool
+from ragflash.kvcache.grid import PageAllocators
+from ragflash.kvcache.pages import KVPages, PagePool
 from ragflash.kvcache.tree import SegmentTree
 from ragflash.models.contract import Model
 from ragflash.models.registry import ComputeDtype, load_model
@@ -139,18 +140,18 @@ def _core(
     draft_tokens: int,
 ) -> EngineCore:
     model, tokenizer = loaded.model, loaded.tokenizer
-    pool = PagePool(model.kv_layout, num_pages, device)
-    allocator = PageAllocator(num_pages)
-    store = SegmentTree(allocator)
+    pages = KVPages(PagePool(model.kv_layout, num_pages, device))
+    allocators = PageAllocators(PageAllocator(num_pages))
+    store = SegmentTree(allocators)
     scheduler = Scheduler(
-        allocator=allocator,
+        allocators=allocators,
         store=store,
         identity=identity,
         max_slots=max_slots,
         chunk_tokens=chunk_tokens,
     )
     return EngineCore(
-        runner=Runner(model, pool, vocab_size=tokenizer.vocab_size, device=device),
+        runner=Runner(model, pages, vocab_size=tokenizer.vocab_size, device=device),
         scheduler=scheduler,
         store=store,
         identity=identity,

@@ -173,23 +173,30 @@ class EngineCore:
         """Complete pending rows by a draft, or lay out the target that is scored next."""
         sequence = planned.sequence
         if sequence.output is None and sequence.phase is Phase.DECODING:
-            assert sequence.target is not None
-            token_ids = (sequence.tokens[-1], *sequence.target[:-1])
-            return Rows(sequence, token_ids, (), tuple(range(len(token_ids))))
+            return self._lay_out_target(planned)
         start = sequence.committed
         pending = tuple(sequence.tokens[start : start + planned.num_rows])
         is_all = start + planned.num_rows == len(sequence.tokens)
         if not is_all or sequence.output is None or sequence.output.max_tokens == 0:
             return Rows(sequence, pending, (), ())
-        draft = self._propose(sequence)
+        draft = self._propose(sequence, sequence.room - len(pending))
         logit_rows = range(len(pending) - 1, len(pending) + len(draft))
         return Rows(sequence, pending + draft, draft, tuple(logit_rows))
 
-    def _propose(self, sequence: Sequence) -> tuple[int, ...]:
+    def _lay_out_target(self, planned: PlannedRows) -> Rows:
+        """Lay out the next rows of a target: each gives the probability of the token after it."""
+        sequence = planned.sequence
+        assert sequence.target is not None
+        start = sequence.num_target_rows
+        inputs = (sequence.tokens[-1], *sequence.target[:-1])
+        token_ids = inputs[start : start + planned.num_rows]
+        return Rows(sequence, token_ids, token_ids, tuple(range(len(token_ids))))
+
+    def _propose(self, sequence: Sequence, room: int) -> tuple[int, ...]:
         """Ask the drafter, and cut its proposal where no output could follow it."""
         output = sequence.output
         assert output is not None
-        budget = min(self._draft_tokens, output.num_left - 1)
+        budget = min(self._draft_tokens, output.num_left - 1, room)
         if sequence.drafter is None or budget <= 0:
             return ()
         proposed = sequence.drafter.propose(sequence.tokens, budget).token_ids[:budget]
@@ -217,8 +224,7 @@ class EngineCore:
         if not rows.logit_rows:
             return len(rows.token_ids)
         if sequence.output is None:
-            sequence.add_score(_logprob(logits, sequence.target or ()))
-            return 0
+            return self._score(sequence, logits)
         chooser = Chooser(sequence, logits)
         accepted = verify_chain(rows.draft, chooser.choose, chooser.emit)
         if rows.draft and sequence.drafter is not None:
@@ -227,6 +233,13 @@ class EngineCore:
             sequence.counters.accepted += accepted
         sequence.force()
         return rows.num_pending + accepted
+
+    def _score(self, sequence: Sequence, logits: torch.Tensor) -> int:
+        """Take a target's next rows; return how many to commit: all if more follow, else none."""
+        assert sequence.target is not None
+        start, num_rows = sequence.num_target_rows, len(logits)
+        logprob = _logprob(logits, sequence.target[start : start + num_rows])
+        return num_rows if sequence.add_score(logprob, num_rows) else 0
 
     def _commit(self, rows: Rows, num_rows: int) -> None:
         """Make valid rows part of the sequence, and keep a prompt segment that ends with them."""
@@ -271,6 +284,8 @@ class EngineCore:
         if output is None:
             if sequence.target is None:
                 self._retire(sequence, sequence.finish(FinishReason.SCORED))
+            elif sequence.must_restart:
+                self._scheduler.restart(sequence)
             return
         if output.max_tokens == 0 and sequence.phase is Phase.DECODING:
             output.end(FinishReason.LENGTH)

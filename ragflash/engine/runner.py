@@ -7,7 +7,7 @@ import torch
 
 from ragflash.engine.batch import Rows, build_batch
 from ragflash.engine.sequence import Cache, Sequence
-from ragflash.kvcache.pages import PagePool
+from ragflash.kvcache.pages import KVPages
 from ragflash.kvcache.segments import PendingSegment
 from ragflash.models.contract import Model
 
@@ -21,10 +21,10 @@ class Runner:
     """
 
     def __init__(
-        self, model: Model, pool: PagePool, *, vocab_size: int, device: torch.device | str = "cpu"
+        self, model: Model, pages: KVPages, *, vocab_size: int, device: torch.device | str = "cpu"
     ) -> None:
         self._model = model
-        self._pool = pool
+        self._pages = pages
         self._vocab_size = vocab_size
         self._device = device
         self.num_forwards = 0
@@ -36,7 +36,7 @@ class Runner:
 
         Logits beyond the tokenizer's vocabulary, which some files are padded with, are cut off.
         """
-        logits = self._model.forward(build_batch(step, self._device), self._pool)
+        logits = self._model.forward(build_batch(step, self._device), self._pages)
         self.num_forwards += 1
         for rows in step:
             self.num_rows += len(rows.token_ids)
@@ -44,9 +44,9 @@ class Runner:
         return logits[:, : self._vocab_size]
 
     def commit(self, cache: Cache, num_rows: int) -> None:
-        """Make the first rows of the last forward part of a sequence."""
+        """Make the first rows of the last forward part of a sequence; pack what got old by it."""
         self._model.commit(cache.slot, num_rows)
-        cache.table.advance(num_rows)
+        self._pages.convert(cache.table.advance(num_rows))
 
     def start(self, sequence: Sequence) -> None:
         """Give an admitted sequence the cache and the state that it begins with."""
@@ -55,8 +55,7 @@ class Runner:
         if cache.opened is None:
             self._model.reset(cache.slot)
             return
-        if cache.opened.copy is not None:
-            self._pool.copy(cache.opened.copy)
+        self._pages.copy(cache.opened.copies)
         state = cast("tuple[torch.Tensor, ...]", cache.opened.state)
         self._model.restore(cache.slot, state)
 
@@ -65,6 +64,5 @@ class Runner:
         return self._model.snapshot(cache.slot)
 
     def fill(self, pending: PendingSegment) -> None:
-        """Copy what a segment that is being stored needs a page of its own for."""
-        if pending.copy is not None:
-            self._pool.copy(pending.copy)
+        """Copy what a segment that is being stored needs pages of its own for."""
+        self._pages.copy(pending.copies)

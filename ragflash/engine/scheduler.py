@@ -3,8 +3,8 @@
 A sequence is admitted when a slot and all pages that it can ever need are there, so that one that
 runs is never stopped for want of memory. Every step takes the pending rows of all decoding
 sequences and chunks of prompts in turn: nobody's answer waits for the whole of somebody else's
-prompt. Chunks end where segments end, so that a prompt whose beginning is stored is computed in the
-same pieces as one that is not, whoever runs beside it.
+prompt. Chunks end where segments and blocks of the grid end, so that a prompt whose beginning is
+stored is computed in the same pieces as one that is not, whoever runs beside it.
 """
 
 import time
@@ -15,9 +15,10 @@ from dataclasses import dataclass
 from ragflash.engine.request import CacheMiss
 from ragflash.engine.sequence import Cache, Phase, Sequence
 from ragflash.errors import EngineOverloaded
-from ragflash.kvcache.allocator import PageAllocator, PagesExhausted
+from ragflash.kvcache.allocator import PagesExhausted
+from ragflash.kvcache.grid import PageAllocators
 from ragflash.kvcache.segments import MissReason, OpenSegment, SegmentMiss, SegmentStore
-from ragflash.kvcache.table import PageTable
+from ragflash.kvcache.table import KVTable
 
 _MISSES = {
     MissReason.NONE_STORED: CacheMiss.NONE_STORED,
@@ -38,26 +39,29 @@ class Scheduler:
     """Queue, slots and turns.
 
     Args:
-        allocator: Of the pages.
+        allocators: Of the pages.
         store: Of segments; gives pages back on demand.
         identity: All that stored keys and values depend on but tokens.
         max_slots: Sequences that run together.
         chunk_tokens: Most prompt rows of one sequence in a step.
+        score_tokens: Most rows of a target in a step; `None` is as many as of a prompt.
     """
 
     def __init__(
         self,
         *,
-        allocator: PageAllocator,
+        allocators: PageAllocators,
         store: SegmentStore,
         identity: str,
         max_slots: int,
         chunk_tokens: int,
+        score_tokens: int | None = None,
     ) -> None:
-        self._allocator = allocator
+        self._allocators = allocators
         self._store = store
         self._identity = identity
         self._chunk_tokens = chunk_tokens
+        self._score_tokens = chunk_tokens if score_tokens is None else score_tokens
         self._free_slots = list(range(max_slots))[::-1]
         self._lacks_pages = False
         self.waiting: deque[Sequence] = deque()
@@ -71,12 +75,12 @@ class Scheduler:
     @property
     def num_pages(self) -> int:
         """Pages that there are."""
-        return self._allocator.num_pages
+        return self._allocators.num_pages
 
     @property
     def num_pages_used(self) -> int:
         """Pages that sequences or stored segments hold."""
-        return self._allocator.num_pages - self._allocator.num_free
+        return self._allocators.num_pages - self._allocators.num_free
 
     def add(self, sequence: Sequence) -> None:
         """Queue a sequence."""
@@ -91,6 +95,7 @@ class Scheduler:
         if not self.waiting or not self._free_slots or self._lacks_pages:
             return None
         sequence = self.waiting[0]
+        reason = sequence.miss_reason
         opened, table = self._open(sequence), None
         try:
             table = self._reserve(sequence, opened)
@@ -102,8 +107,11 @@ class Scheduler:
             table, opened = self._reserve_cold(sequence, error), None
         self.waiting.popleft()
         sequence.cache = Cache(table, self._free_slots.pop(), opened)
-        sequence.counters.cached_tokens = table.length
-        sequence.counters.admitted_at = time.perf_counter()
+        if sequence.logprobs:  # it was admitted before, and that time counts
+            sequence.miss_reason = reason
+        else:
+            sequence.counters.cached_tokens = table.length
+            sequence.counters.admitted_at = time.perf_counter()
         sequence.phase = Phase.PREFILLING
         sequence.settle()
         self.running.append(sequence)
@@ -114,7 +122,7 @@ class Scheduler:
         planned, served = [], []
         budget = self._chunk_tokens
         for sequence in self.running:
-            num_rows = sequence.num_next_rows(self._chunk_tokens)
+            num_rows = sequence.num_next_rows(self._chunk_tokens, self._score_tokens)
             if sequence.phase is Phase.PREFILLING:
                 if num_rows > budget:
                     continue
@@ -130,11 +138,21 @@ class Scheduler:
         """Take a sequence out and give back all that it holds."""
         if sequence.cache is None:
             self.waiting.remove(sequence)
-            return
+        else:
+            self._give_back(sequence, sequence.cache)
+
+    def restart(self, sequence: Sequence) -> None:
+        """Have a running sequence begin with its prompt anew, from what is stored of it."""
+        assert sequence.cache is not None
+        self._give_back(sequence, sequence.cache)
+        sequence.phase = Phase.WAITING
+        self.waiting.appendleft(sequence)
+
+    def _give_back(self, sequence: Sequence, cache: Cache) -> None:
         self.running.remove(sequence)
-        self._close(sequence.cache.opened)
-        sequence.cache.table.release()
-        self._free_slots.append(sequence.cache.slot)
+        self._close(cache.opened)
+        cache.table.release()
+        self._free_slots.append(cache.slot)
         sequence.cache = None
         self._lacks_pages = False
 
@@ -158,22 +176,18 @@ class Scheduler:
             sequence.miss_reason = CacheMiss.EVICTED
             return None
 
-    def _reserve(self, sequence: Sequence, opened: OpenSegment | None) -> PageTable:
+    def _reserve(self, sequence: Sequence, opened: OpenSegment | None) -> KVTable:
         """Hold all pages of a sequence, those of `opened` included, evicting segments as needed."""
-        table = opened.table if opened is not None else PageTable(self._allocator)
+        table = opened.table if opened is not None else self._allocators.new_table()
         num_tokens = sequence.job.num_rows - table.length
         try:
-            try:
-                table.reserve(num_tokens)
-            except PagesExhausted as error:
-                self._store.evict(error.wanted - error.free)
-                table.reserve(num_tokens)
+            self._store.make_room(lambda: table.reserve(num_tokens))
         except PagesExhausted:
             table.release()
             raise
         return table
 
-    def _reserve_cold(self, sequence: Sequence, cause: PagesExhausted) -> PageTable:
+    def _reserve_cold(self, sequence: Sequence, cause: PagesExhausted) -> KVTable:
         """Have an idle engine forget all it stores for a sequence that needs every page."""
         self._store.drop_all()
         sequence.miss_reason = CacheMiss.EVICTED

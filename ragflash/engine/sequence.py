@@ -35,7 +35,7 @@ from ragflash.engine.request import (
 )
 from ragflash.errors import RagflashError
 from ragflash.kvcache.segments import OpenSegment
-from ragflash.kvcache.table import PageTable
+from ragflash.kvcache.table import KVTable
 from ragflash.speculative.drafter import Drafter
 
 STORED_KINDS = frozenset({SegmentKind.RULES, SegmentKind.DOCUMENT, SegmentKind.CONVERSATION})
@@ -73,7 +73,7 @@ class Cache:
         opened: The stored segment that it continues.
     """
 
-    table: PageTable
+    table: KVTable
     slot: int
     opened: OpenSegment | None
 
@@ -85,6 +85,7 @@ class Sequence:
         tokens: Prompt and output.
         output: Of a generation; `None` when targets are scored.
         logprobs: Of the targets scored so far.
+        num_target_rows: Rows computed of the target that is scored next, or in part already.
         cache: `None` before admission and after the end.
     """
 
@@ -97,6 +98,8 @@ class Sequence:
         self.num_prompt = len(self.tokens)
         self.ends = job.prompt.ends
         self.logprobs: list[float] = []
+        self.num_target_rows = 0
+        self._target_logprob = 0.0
         self.cache: Cache | None = None
         self.miss_reason: CacheMiss | None = None
         self.counters = Counters()
@@ -139,11 +142,29 @@ class Sequence:
         """Distinct tokens of the prompt."""
         return np.unique(np.asarray(self.job.prompt.token_ids, dtype=np.int64))
 
-    def num_next_rows(self, chunk_tokens: int) -> int:
-        """Count rows for the next forward but drafts: at most a segment's rest, or all pending."""
-        if self.phase is Phase.DECODING:
-            return len(self.tokens) - self.committed if self.output else len(self.target or ())
-        return min(chunk_tokens, self._next_break() - self.committed)
+    @property
+    def room(self) -> int:
+        """Most rows that the next forward may have, drafts included."""
+        return self.cache.table.room if self.cache is not None else 0
+
+    def num_next_rows(self, chunk_tokens: int, score_tokens: int) -> int:
+        """Count rows for the next forward but drafts.
+
+        Args:
+            chunk_tokens: Most of a prompt; a chunk ends where its segment ends in any case.
+            score_tokens: Most of a target.
+        """
+        if self.phase is Phase.PREFILLING:
+            return min(chunk_tokens, self._next_break() - self.committed, self.room)
+        if self.output is not None:
+            return min(len(self.tokens) - self.committed, self.room)
+        return min(score_tokens, len(self.target or ()) - self.num_target_rows, self.room)
+
+    @property
+    def must_restart(self) -> bool:
+        """Whether the next target cannot be scored: part of another is in the cache behind it."""
+        is_between = self.output is None and self.num_target_rows == 0
+        return is_between and self.committed > self.prefill_end
 
     def settle(self) -> None:
         """Go over to decoding once the prompt is in the cache."""
@@ -164,10 +185,17 @@ class Sequence:
         self.tokens.append(token_id)
         return self.output.append(token_id, logprob)
 
-    def add_score(self, logprob: float) -> None:
-        """Take the log-probability of `target`."""
+    def add_score(self, logprob: float, num_rows: int) -> bool:
+        """Take the log-probability of the next rows of `target`; return whether more follow."""
+        assert self.target is not None
         self._mark_time()
-        self.logprobs.append(logprob)
+        self._target_logprob += logprob
+        self.num_target_rows += num_rows
+        if self.num_target_rows < len(self.target):
+            return True
+        self.logprobs.append(self._target_logprob)
+        self.num_target_rows, self._target_logprob = 0, 0.0
+        return False
 
     def force(self) -> None:
         """Take the output tokens that need no decision."""

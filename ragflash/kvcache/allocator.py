@@ -2,17 +2,26 @@
 
 import heapq
 from collections.abc import Iterable
+from enum import StrEnum
 
 PAGE_TOKENS = 256
 
 
-class PagesExhausted(Exception):
-    """Fewer pages are free than were asked for; nothing was taken."""
+class PageForm(StrEnum):
+    """How a page stores its tokens."""
 
-    def __init__(self, wanted: int, free: int) -> None:
-        super().__init__(f"{wanted} pages wanted, {free} free")
+    EXACT = "exact"  # as they were computed
+    PACKED = "packed"  # in fewer bits
+
+
+class PagesExhausted(Exception):
+    """Fewer pages of a form are free than were asked for; nothing was taken."""
+
+    def __init__(self, wanted: int, free: int, form: PageForm = PageForm.EXACT) -> None:
+        super().__init__(f"{wanted} {form} pages wanted, {free} free")
         self.wanted = wanted
         self.free = free
+        self.form = form
 
 
 def pages_for(num_tokens: int) -> int:
@@ -27,9 +36,10 @@ class PageAllocator:
     other, which attention on a CPU reads fastest.
     """
 
-    def __init__(self, num_pages: int) -> None:
+    def __init__(self, num_pages: int, form: PageForm = PageForm.EXACT) -> None:
         if num_pages < 1:
             raise ValueError(f"num_pages = {num_pages} is below 1")
+        self.form = form
         self._holders = [0] * num_pages
         self._free = list(range(num_pages))
 
@@ -50,7 +60,7 @@ class PageAllocator:
     def allocate(self, n: int) -> tuple[int, ...]:
         """Take `n` free pages, each held once; `PagesExhausted` takes none when fewer are free."""
         if n > len(self._free):
-            raise PagesExhausted(n, len(self._free))
+            raise PagesExhausted(n, len(self._free), self.form)
         pages = tuple(heapq.heappop(self._free) for _ in range(n))
         for page in pages:
             self._holders[page] = 1

@@ -8,7 +8,9 @@ from typing import Self
 import torch
 
 from ragflash.kvcache.allocator import PAGE_TOKENS
-from ragflash.kvcache.table import PageCopy
+from ragflash.kvcache.formats import KVFormatName
+from ragflash.kvcache.table import PageConversion, PageCopy
+from ragflash_kernels.kv_codec import KvFormat, decode_pages, encode_pages, page_layout
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,6 +105,9 @@ class PagePool:
 
     def copy(self, copy: PageCopy) -> None:
         """Copy the first tokens of a page, in all layers, to another page."""
+        if copy.num_tokens == PAGE_TOKENS:
+            self._storage[copy.dst].copy_(self._storage[copy.src])
+            return
         for views in self._layers:
             kept = views[copy.src, :, :, : copy.num_tokens]
             views[copy.dst, :, :, : copy.num_tokens].copy_(kept)
@@ -113,3 +118,143 @@ class PagePool:
         for layer, end in zip(layers, ends, strict=True):
             values = self._storage[:, end - layer.page_values : end]
             yield values.view(-1, 2, layer.num_kv_heads, PAGE_TOKENS, layer.head_dim)
+
+
+class PackedPool:
+    """Storage `[P, bytes of a page]`; in a page layer after layer, `[2, Hkv, size]`, K before V.
+
+    Args:
+        layout: Of the exact pages that are packed.
+        kv_format: Of all layers, K and V alike.
+        num_pages: P.
+        device: Where the storage is.
+        offsets: For each layer float32 `[Hkv, D]`, what is taken off its keys before they are
+            packed, a constant of the model, or `None`; `None` takes nothing off any.
+
+    Attributes:
+        kv_format: As given.
+        offsets: As given, one entry a layer.
+    """
+
+    def __init__(
+        self,
+        layout: KVLayout,
+        kv_format: KVFormatName,
+        num_pages: int,
+        device: torch.device | str = "cpu",
+        *,
+        offsets: Sequence[torch.Tensor | None] | None = None,
+    ) -> None:
+        self.kv_format = KvFormat(kv_format)
+        self.num_pages = num_pages
+        self.offsets: tuple[torch.Tensor | None, ...] = (
+            (None,) * len(layout.layers) if offsets is None else tuple(offsets)
+        )
+        self._head_dims = [layer.head_dim for layer in layout.layers]
+        page_bytes = packed_page_bytes(layout, kv_format)
+        self._storage = torch.empty((num_pages, page_bytes), dtype=torch.uint8, device=device)
+        self._layers = tuple(self._views(layout))  # [P, 2, Hkv, size] each
+
+    @property
+    def nbytes(self) -> int:
+        """Size of the storage in bytes."""
+        return self._storage.nbytes
+
+    def page(self, page: int) -> torch.Tensor:
+        """Return a view of all bytes of one page, contiguous."""
+        return self._storage[page]
+
+    def keys(self, layer: int) -> torch.Tensor:
+        """Return a view `[P, Hkv, size]` of one layer's keys, as `kv_codec` lays them out."""
+        return self._layers[layer][:, 0]
+
+    def values(self, layer: int) -> torch.Tensor:
+        """Return a view `[P, Hkv, size]` of one layer's values."""
+        return self._layers[layer][:, 1]
+
+    def encode(self, exact: PagePool, conversions: Sequence[PageConversion]) -> None:
+        """Pack whole pages, at least one, in all layers."""
+        device = self._storage.device
+        sources = torch.tensor([conversion.exact for conversion in conversions], device=device)
+        targets = torch.tensor([conversion.packed for conversion in conversions], device=device)
+        for layer, offsets in enumerate(self.offsets):
+            keys = encode_pages(exact.keys(layer)[sources], self.kv_format, offsets=offsets)
+            self.keys(layer)[targets] = keys
+            values = encode_pages(exact.values(layer)[sources], self.kv_format, values=True)
+            self.values(layer)[targets] = values
+
+    def decode(self, layer: int, pages: Sequence[int]) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return what a layer's pages stand for: K and V, float32 `[n, Hkv, 256, D]`."""
+        at, head_dim = list(pages), self._head_dims[layer]
+        keys, values = (
+            decode_pages(
+                packed[at], self.kv_format, page_tokens=PAGE_TOKENS, head_dim=head_dim,
+                values=of_values,
+            )
+            for packed, of_values in ((self.keys(layer), False), (self.values(layer), True))
+        )
+        offsets = self.offsets[layer]
+        return keys if offsets is None else keys + offsets[:, None], values
+
+    def _views(self, layout: KVLayout) -> Iterator[torch.Tensor]:
+        start = 0
+        for layer in layout.layers:
+            size = _head_bytes(layer, self.kv_format)
+            end = start + 2 * layer.num_kv_heads * size
+            yield self._storage[:, start:end].view(-1, 2, layer.num_kv_heads, size)
+            start = end
+
+
+@dataclass(frozen=True, slots=True)
+class KVPages:
+    """Keys and values of all sequences.
+
+    Attributes:
+        exact: Pages as they were computed.
+        packed: Older pages in fewer bits; `None` when all are exact.
+    """
+
+    exact: PagePool
+    packed: PackedPool | None = None
+
+    def copy(self, copies: Sequence[PageCopy]) -> None:
+        """Carry out what a fork needs."""
+        for copy in copies:
+            self.exact.copy(copy)
+
+    def convert(self, conversions: Sequence[PageConversion]) -> None:
+        """Carry out what a table that grew needs."""
+        if conversions:
+            assert self.packed is not None
+            self.packed.encode(self.exact, conversions)
+
+    def in_order(
+        self, layer: int, pages: Sequence[int], packed_pages: Sequence[int]
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Copy a sequence's K and V of one layer in order of position, `[n, Hkv, 256, D]` each.
+
+        Args:
+            layer: Its number.
+            pages: The first page, then those after the packed ones.
+            packed_pages: In between.
+        """
+        at = list(pages)
+        exact = self.exact.keys(layer)[at], self.exact.values(layer)[at]
+        if self.packed is None or not packed_pages:
+            return exact
+        packed = self.packed.decode(layer, packed_pages)
+        keys, values = (
+            torch.cat((own[:1], old.to(own.dtype), own[1:]))
+            for own, old in zip(exact, packed, strict=True)
+        )
+        return keys, values
+
+
+def packed_page_bytes(layout: KVLayout, kv_format: KVFormatName) -> int:
+    """Return the size of a packed page."""
+    form = KvFormat(kv_format)
+    return sum(2 * layer.num_kv_heads * _head_bytes(layer, form) for layer in layout.layers)
+
+
+def _head_bytes(layer: LayerKV, form: KvFormat) -> int:
+    return page_layout(form, PAGE_TOKENS, layer.head_dim).size

@@ -7,14 +7,17 @@ are thus cut where reuse may end.
 
 import hashlib
 from array import array
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import Protocol
+from typing import Protocol, TypeVar
 
-from ragflash.kvcache.table import PageCopy, PageTable
+from ragflash.kvcache.allocator import PageForm
+from ragflash.kvcache.table import KVTable, PageCopy
 
 ROOT_KEY = b""
+
+T = TypeVar("T")
 
 
 class MissReason(StrEnum):
@@ -49,7 +52,8 @@ class StoredSegment:
         parent: Key of the segment before it, `ROOT_KEY` at the start of a prompt.
         num_tokens: Its own tokens.
         end: Tokens from the start of the prompt to its end.
-        pages: They hold tokens `0 … end - 1`; a partial last page belongs to the segment alone.
+        pages: Exact pages of tokens `0 … end - 1`; a partial one belongs to the segment alone.
+        packed_pages: Packed pages of them.
         state: Recurrent state after its last token, as the model's `snapshot` gave it.
         source_ids: Documents whose text it or a segment before it holds.
     """
@@ -59,6 +63,7 @@ class StoredSegment:
     num_tokens: int
     end: int
     pages: tuple[int, ...]
+    packed_pages: tuple[int, ...]
     state: tuple[object, ...]
     source_ids: frozenset[str]
 
@@ -92,13 +97,13 @@ class OpenSegment:
     Attributes:
         segment: What was opened.
         table: The sequence's own table of `segment.end` committed tokens; the sequence releases it.
-        copy: To be carried out before `table` is read or written.
+        copies: To be carried out before `table` is read or written.
         state: For the model's `restore`.
     """
 
     segment: StoredSegment
-    table: PageTable
-    copy: PageCopy | None
+    table: KVTable
+    copies: tuple[PageCopy, ...]
     state: tuple[object, ...]
 
 
@@ -108,11 +113,11 @@ class PendingSegment:
 
     Attributes:
         segment: What it will be.
-        copy: To be carried out before `SegmentStore.commit`.
+        copies: To be carried out before `SegmentStore.commit`.
     """
 
     segment: StoredSegment
-    copy: PageCopy | None
+    copies: tuple[PageCopy, ...]
 
 
 class SegmentStore(Protocol):
@@ -136,7 +141,7 @@ class SegmentStore(Protocol):
     def open(self, hit: SegmentHit) -> OpenSegment:
         """Give a new sequence the tokens of a hit of this step.
 
-        Evicts other segments when the copy needs a page; raises `PagesExhausted` when that does
+        Evicts other segments when copies need pages; raises `PagesExhausted` when that does
         not help, and `ValueError` for a segment that is no longer stored.
         """
 
@@ -149,7 +154,7 @@ class SegmentStore(Protocol):
         *,
         identity: str,
         namespace: str,
-        table: PageTable,
+        table: KVTable,
         state: tuple[object, ...],
         source_ids: frozenset[str],
     ) -> PendingSegment | None:
@@ -159,7 +164,7 @@ class SegmentStore(Protocol):
             segments: From the start of the prompt to the segment's end.
             identity: Digest of all that keys and values depend on but tokens.
             namespace: Who may use it.
-            table: The sequence's table, with at least as many committed tokens.
+            table: The sequence's table, which can be forked at the segment's end.
             state: The model's snapshot at the segment's end, not later.
             source_ids: Documents of the segment itself; those before it are added.
 
@@ -167,20 +172,26 @@ class SegmentStore(Protocol):
             `None` when it is stored already or a segment before it is not stored.
 
         Raises:
-            PagesExhausted: No page is left for the copy, even after eviction.
+            PagesExhausted: No page is left for a copy, even after eviction.
         """
 
     def commit(self, pending: PendingSegment) -> None:
-        """Make a segment visible, after its copy was carried out."""
+        """Make a segment visible, after its copies were carried out."""
 
     def abandon(self, pending: PendingSegment) -> None:
         """Give back what `begin` took."""
 
-    def evict(self, num_pages: int) -> int:
-        """Drop segments, the longest unused first, until `num_pages` more pages are free.
+    def evict(self, num_pages: int, form: PageForm = PageForm.EXACT) -> int:
+        """Drop segments, the longest unused first, until `num_pages` more of a form are free.
 
-        Segments in use and those before others stay. Returns how many pages became free, which is
-        fewer when nothing more can go.
+        Segments in use, those before others and those without such pages stay. Returns how many
+        pages of the form became free, which is fewer when nothing more can go.
+        """
+
+    def make_room(self, take: Callable[[], T]) -> T:
+        """Return what `take` returns; evict and try again as long as it lacks pages.
+
+        Raises `PagesExhausted` when nothing more can go.
         """
 
     def drop_source(self, source_id: str) -> int:

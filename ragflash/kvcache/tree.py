@@ -6,10 +6,12 @@ table forked from the sequence that computed it; a page lives as long as any of 
 """
 
 from collections import Counter, OrderedDict
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import TypeVar
 
-from ragflash.kvcache.allocator import PageAllocator, PagesExhausted
+from ragflash.kvcache.allocator import PageForm, PagesExhausted
+from ragflash.kvcache.grid import PageAllocators
 from ragflash.kvcache.segments import (
     ROOT_KEY,
     MissReason,
@@ -20,7 +22,9 @@ from ragflash.kvcache.segments import (
     StoredSegment,
     segment_key,
 )
-from ragflash.kvcache.table import PageCopy, PageTable
+from ragflash.kvcache.table import KVTable
+
+T = TypeVar("T")
 
 _EVICTED_KEYS_REMEMBERED = 4096
 
@@ -32,7 +36,7 @@ class _Node:
     segment: StoredSegment
     tokens: tuple[int, ...]
     place: _Place
-    table: PageTable
+    table: KVTable
     num_open: int = 0
 
     @property
@@ -42,10 +46,10 @@ class _Node:
 
 
 class SegmentTree:
-    """A `SegmentStore` of segments whose pages are in the pool of `allocator`."""
+    """A `SegmentStore` of segments whose pages are those of `allocators`."""
 
-    def __init__(self, allocator: PageAllocator) -> None:
-        self._allocator = allocator
+    def __init__(self, allocators: PageAllocators) -> None:
+        self._allocators = allocators
         self._nodes: OrderedDict[bytes, _Node] = OrderedDict()  # longest unused first
         self._pending: dict[bytes, _Node] = {}
         self._num_following: Counter[_Place] = Counter()
@@ -86,11 +90,11 @@ class SegmentTree:
             raise ValueError("the segment of this hit is not stored any more")
         node.num_open += 1
         try:
-            table, copy = self._fork(node.table, node.segment.end)
+            table, copies = self.make_room(lambda: node.table.fork(node.segment.end))
         except PagesExhausted:
             node.num_open -= 1
             raise
-        return OpenSegment(node.segment, table, copy, node.segment.state)
+        return OpenSegment(node.segment, table, copies, node.segment.state)
 
     def close(self, opened: OpenSegment) -> None:
         """See `SegmentStore.close`."""
@@ -107,7 +111,7 @@ class SegmentTree:
         *,
         identity: str,
         namespace: str,
-        table: PageTable,
+        table: KVTable,
         state: tuple[object, ...],
         source_ids: frozenset[str],
     ) -> PendingSegment | None:
@@ -126,7 +130,7 @@ class SegmentTree:
         end = len(tokens) + (parent.end if parent else 0)
         self._num_following[place] += 1  # from here on the segment before it is not evicted
         try:
-            own_table, copy = self._fork(table, end)
+            own_table, copies = self.make_room(lambda: table.fork(end))
         except BaseException:
             self._num_following[place] -= 1
             raise
@@ -136,11 +140,12 @@ class SegmentTree:
             num_tokens=len(tokens),
             end=end,
             pages=own_table.pages,
+            packed_pages=own_table.packed_pages,
             state=state,
             source_ids=source_ids | (parent.source_ids if parent else frozenset()),
         )
         self._pending[key] = _Node(segment, tokens, place, own_table)
-        return PendingSegment(segment, copy)
+        return PendingSegment(segment, copies)
 
     def commit(self, pending: PendingSegment) -> None:
         """See `SegmentStore.commit`; a segment whose source was dropped meanwhile is not stored."""
@@ -155,11 +160,12 @@ class SegmentTree:
         if node is not None:
             self._forget(node)
 
-    def evict(self, num_pages: int) -> int:
+    def evict(self, num_pages: int, form: PageForm = PageForm.EXACT) -> int:
         """See `SegmentStore.evict`."""
-        free_before = self._allocator.num_free
-        while self._allocator.num_free < free_before + num_pages:
-            victim = next((n for n in self._nodes.values() if self._is_evictable(n)), None)
+        allocator = self._allocators.of(form)
+        free_before = allocator.num_free
+        while allocator.num_free < free_before + num_pages:
+            victim = next((n for n in self._nodes.values() if self._is_evictable(n, form)), None)
             if victim is None:
                 break
             del self._nodes[victim.segment.key]
@@ -168,7 +174,16 @@ class SegmentTree:
             self._evicted[victim.segment.key] = None
             if len(self._evicted) > _EVICTED_KEYS_REMEMBERED:
                 self._evicted.popitem(last=False)
-        return self._allocator.num_free - free_before
+        return allocator.num_free - free_before
+
+    def make_room(self, take: Callable[[], T]) -> T:
+        """See `SegmentStore.make_room`."""
+        while True:
+            try:
+                return take()
+            except PagesExhausted as error:
+                if self.evict(error.wanted - error.free, error.form) == 0:
+                    raise
 
     def drop_source(self, source_id: str) -> int:
         """See `SegmentStore.drop_source`."""
@@ -191,16 +206,10 @@ class SegmentTree:
             return MissReason.PREFIX_DIFFERS
         return MissReason.NONE_STORED
 
-    def _is_evictable(self, node: _Node) -> bool:
-        return node.num_open == 0 and self._num_following[node.own_place] == 0
-
-    def _fork(self, table: PageTable, length: int) -> tuple[PageTable, PageCopy | None]:
-        try:
-            return table.fork(length)
-        except PagesExhausted as error:
-            if self.evict(error.wanted - error.free) == 0:
-                raise
-            return table.fork(length)
+    def _is_evictable(self, node: _Node, form: PageForm) -> bool:
+        if node.num_open or self._num_following[node.own_place]:
+            return False
+        return node.table.holds(form)
 
     def _all(self) -> list[_Node]:
         return [*self._nodes.values(), *self._pending.values()]

@@ -11,7 +11,8 @@ from typing import Protocol
 
 import torch
 
-from ragflash.kvcache.pages import KVLayout, LayerKV, PagePool
+from ragflash.kvcache.allocator import PAGE_TOKENS
+from ragflash.kvcache.pages import KVLayout, KVPages, LayerKV
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,9 +23,11 @@ class SequenceRows:
         slot: Recurrent-state slot of the sequence; fixed while it lives.
         num_rows: Query rows, >= 1.
         committed: Tokens of the sequence before its first row.
-        pages: KV page numbers in order; they cover `committed + num_rows` tokens.
+        pages: Exact KV pages in order: that of position 0, then those after the packed ones. With
+            these they cover `committed + num_rows` tokens.
         logit_rows: Rows (0-based, within this sequence) whose logits are wanted, ascending.
-        num_draft: Last rows that `commit` may leave out; the others are committed all or none.
+        num_draft: Last rows that `commit` may leave out; the others are always committed.
+        packed_pages: Packed KV pages in order, from position 256 on; every row sees all of them.
     """
 
     slot: int
@@ -33,6 +36,12 @@ class SequenceRows:
     pages: tuple[int, ...]
     logit_rows: tuple[int, ...]
     num_draft: int = 0
+    packed_pages: tuple[int, ...] = ()
+
+    @property
+    def num_packed(self) -> int:
+        """Tokens in packed pages; a position's place in `pages` comes that much earlier."""
+        return len(self.packed_pages) * PAGE_TOKENS
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,13 +99,14 @@ class Model(Protocol):
     def is_recurrent(self) -> bool:
         """Whether slots carry state that pages do not hold."""
 
-    def forward(self, batch: ForwardBatch, pages: PagePool) -> torch.Tensor:
+    def forward(self, batch: ForwardBatch, pages: KVPages) -> torch.Tensor:
         """Write every row's K and V; return f32 logits `[R, V]` of the wanted rows, in order."""
 
     def commit(self, slot: int, num_rows: int) -> None:
         """Make the first `num_rows` rows of the slot's last `forward` part of its state.
 
-        At least all that are no draft, or none; called once after a forward.
+        At least all that are no draft; called once after a forward, or never when all are drafts
+        and none is wanted.
         """
 
     def reset(self, slot: int) -> None:

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 import torch
 
-from ragflash.kvcache.pages import KVLayout, PagePool
+from ragflash.kvcache.pages import KVLayout, KVPages
 from ragflash.models.contract import ForwardBatch, Model
 from ragflash.models.layers import Angles, Mixer, Norm, Step
 from ragflash.models.linear import Embedding, Linear, PackedEmbedding
@@ -79,13 +79,13 @@ class Decoder(Model):
         """See `Model`."""
         return False
 
-    def forward(self, batch: ForwardBatch, pages: PagePool) -> torch.Tensor:
+    def forward(self, batch: ForwardBatch, pages: KVPages) -> torch.Tensor:
         """See `Model`."""
         step = self.step(batch, pages)
         return self.logits(self.final_hidden(step, step.logit_rows()))
 
     @torch.no_grad()
-    def step(self, batch: ForwardBatch, pages: PagePool) -> Step:
+    def step(self, batch: ForwardBatch, pages: KVPages) -> Step:
         """Work out what all layers need to know of a batch."""
         positions = batch.positions[:, None].float()
         return Step(batch, pages, tuple(_angles(positions, f) for f in self.parts.frequencies))

@@ -2,7 +2,7 @@
 
 import torch
 
-from ragflash.kvcache.pages import KVLayout, PagePool
+from ragflash.kvcache.pages import KVLayout, KVPages
 from ragflash.models.contract import ForwardBatch
 from ragflash.models.decoder import Decoder, DecoderParts
 from ragflash.models.layers import Step
@@ -31,7 +31,7 @@ class HybridDecoder(Decoder):
         """See `Model`."""
         return True
 
-    def step(self, batch: ForwardBatch, pages: PagePool) -> Step:
+    def step(self, batch: ForwardBatch, pages: KVPages) -> Step:
         """See `Decoder`."""
         step = super().step(batch, pages)
         return Step(batch, pages, step.angles, self._states)

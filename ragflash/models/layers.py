@@ -1,13 +1,13 @@
 """Parts that architectures are put together from."""
 
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
 from itertools import accumulate
 
 import torch
 from torch.nn import functional
 
-from ragflash.kvcache.pages import PagePool
+from ragflash.kvcache.pages import KVPages
 from ragflash.models.contract import ForwardBatch, SequenceRows
 from ragflash.models.linear import Linear
 from ragflash.models.recurrent import SlotStates
@@ -34,7 +34,7 @@ class Step:
     """
 
     batch: ForwardBatch
-    pages: PagePool
+    pages: KVPages
     angles: tuple[Angles, ...]
     states: SlotStates | None = None
     layer_inputs: torch.Tensor | None = None
@@ -85,19 +85,33 @@ class PagedKV:
     def store(self, k: torch.Tensor, v: torch.Tensor, step: Step) -> None:
         """Write K and V `[N, Hkv, D]` of every row."""
         for rows, at in step.sequences():
-            step.pages.write(self.layer, rows.pages, rows.committed, k[at], v[at])
+            first = rows.committed - rows.num_packed
+            step.pages.exact.write(self.layer, rows.pages, first, k[at], v[at])
 
     def read(self, q: torch.Tensor, step: Step) -> torch.Tensor:
         """Return the mixtures `[N, Hq · D]` for `q` `[N, Hq, D]` of what is stored."""
-        mixed = paged_attention(
-            q,
-            step.pages.keys(self.layer),
-            step.pages.values(self.layer),
-            sequences=step.batch.sequences,
-            scale=self.scale,
-            window=self.window,
+        if step.pages.packed is not None:
+            parts = [self._read_in_order(q[at], rows, step.pages) for rows, at in step.sequences()]
+            return torch.cat(parts).flatten(1)
+        keys, values = step.pages.exact.keys(self.layer), step.pages.exact.values(self.layer)
+        return self._mix(q, keys, values, step.batch.sequences).flatten(1)
+
+    def _read_in_order(self, q: torch.Tensor, rows: SequenceRows, pages: KVPages) -> torch.Tensor:
+        """Attend to one sequence's pages of both forms, unpacked and copied side by side."""
+        keys, values = pages.in_order(self.layer, rows.pages, rows.packed_pages)
+        in_order = replace(rows, pages=tuple(range(len(keys))), packed_pages=())
+        return self._mix(q, keys, values, (in_order,))
+
+    def _mix(
+        self,
+        q: torch.Tensor,
+        keys: torch.Tensor,
+        values: torch.Tensor,
+        sequences: Sequence[SequenceRows],
+    ) -> torch.Tensor:
+        return paged_attention(
+            q, keys, values, sequences=sequences, scale=self.scale, window=self.window
         )
-        return mixed.flatten(1)
 
 
 @dataclass(frozen=True, slots=True)

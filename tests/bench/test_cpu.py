@@ -6,7 +6,7 @@ from ragflash.bench import cpu, peer
 from ragflash.bench.record import summarise
 from ragflash.gguf.reader import GGUFFile
 from ragflash.models.registry import load_model
-from tests.models.test_llama import forward, poisoned_pool
+from tests.models.test_llama import forward, poisoned_pages
 from tests.tiny import write_tiny_llama
 
 SIZES = cpu.Sizes(prefill=20, decode=3, depth=50)
@@ -49,7 +49,7 @@ def test_what_is_timed_is_the_model(tmp_path):
         model = load_model(file, dtype="float32")
     ours = cpu._Ours(model, 300).forward
     tokens = [index % 90 for index in range(270)]
-    logits = forward(model, poisoned_pool(model), [(tokens, 0, (3, 1))])
+    logits = forward(model, poisoned_pages(model), [(tokens, 0, (3, 1))])
     assert ours(tokens[:200], 0) == logits[199].argmax()
     assert ours(tokens[200:], 200) == logits[269].argmax()
 

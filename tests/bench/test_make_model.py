@@ -26,7 +26,7 @@ from ragflash.errors import Conflict, ModelError, NotFound, SettingInvalid, Stor
 from ragflash.gguf.reader import GGUFFile
 from ragflash.gguf.tokenizer import Tokenizer
 from ragflash.models.shapes import shape_file, shape_names
-from tests.models.forwards import batch_of, load, poisoned_pool, run
+from tests.models.forwards import batch_of, load, poisoned_pages, run
 
 ROOT = Path(__file__).parents[2]
 # Sizes of the 27B shape to sizes a test can compute with: 2 heads of 256, 4 value heads of 64.
@@ -165,7 +165,7 @@ def test_it_loads_and_gives_logits_of_ordinary_size(toy):
 
 def test_its_block_of_multi_token_prediction_drafts(toy):
     model = load(toy)
-    pool = poisoned_pool(model)
+    pool = poisoned_pages(model)
     tokens = [*range(40, 60)]
     batch = batch_of(tokens, 0)
     model.reset(0)

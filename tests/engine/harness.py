@@ -13,8 +13,10 @@ from ragflash.engine.request import EngineInfo, Event, GenerateRequest, ScoreReq
 from ragflash.engine.runner import Runner
 from ragflash.engine.scheduler import Scheduler
 from ragflash.engine.worker import Worker
-from ragflash.kvcache.allocator import PageAllocator
-from ragflash.kvcache.pages import PagePool
+from ragflash.kvcache.allocator import PageAllocator, PageForm
+from ragflash.kvcache.formats import KVFormatName
+from ragflash.kvcache.grid import Grid, PageAllocators
+from ragflash.kvcache.pages import KVPages, PackedPool, PagePool
 from ragflash.kvcache.tree import SegmentTree
 from tests.engine.toys import RawTemplate, StubDrafter
 
@@ -25,12 +27,12 @@ Propose = Callable[[Sequence[int], int], Sequence[int]]
 class ToyEngine:
     client: EngineClient
     worker: Worker
-    pool: PagePool
+    pages: KVPages
     core: EngineCore
     scheduler: Scheduler
     runner: Runner
     store: SegmentTree
-    allocator: PageAllocator
+    allocators: PageAllocators
     drafters: list[StubDrafter]
 
     def complete(self, request: GenerateRequest):
@@ -59,7 +61,7 @@ class ToyEngine:
         """Nothing in flight: dropping all segments frees every page and every slot."""
         assert self.core.is_idle
         self.store.drop_all()
-        assert self.allocator.num_free == self.allocator.num_pages
+        assert self.allocators.num_free == self.allocators.num_pages
 
 
 @contextmanager
@@ -69,6 +71,9 @@ def toy_engine(
     *,
     template=None,
     num_pages: int = 64,
+    kv_format: KVFormatName = "f16",
+    num_packed_pages: int = 64,
+    grid_tokens: int = 512,
     max_slots: int = 4,
     max_in_flight: int = 64,
     chunk_tokens: int = 512,
@@ -76,18 +81,26 @@ def toy_engine(
     draft_tokens: int = 15,
     gate: threading.Event | None = None,
 ) -> Iterator[ToyEngine]:
-    """Start an engine; its worker begins when `gate` is set."""
-    allocator = PageAllocator(num_pages)
-    store = SegmentTree(allocator)
+    """Start an engine; its worker begins when `gate` is set. Format f16 is exact pages alone."""
+    pages = KVPages(PagePool(model.kv_layout, num_pages))
+    allocators = PageAllocators(PageAllocator(num_pages))
+    if kv_format != "f16":
+        packed = PackedPool(model.kv_layout, kv_format, num_packed_pages)
+        pages = KVPages(pages.exact, packed)
+        allocators = PageAllocators(
+            allocators.exact,
+            PageAllocator(num_packed_pages, PageForm.PACKED),
+            Grid(grid_tokens),
+        )
+    store = SegmentTree(allocators)
     scheduler = Scheduler(
-        allocator=allocator,
+        allocators=allocators,
         store=store,
         identity="toy",
         max_slots=max_slots,
         chunk_tokens=chunk_tokens,
     )
-    pool = PagePool(model.kv_layout, num_pages)
-    runner = Runner(model, pool, vocab_size=tokenizer.vocab_size)
+    runner = Runner(model, pages, vocab_size=tokenizer.vocab_size)
     drafters: list[StubDrafter] = []
     core = EngineCore(
         runner=runner,
@@ -104,10 +117,10 @@ def toy_engine(
         worker,
         tokenizer=tokenizer,
         template=template or RawTemplate(),
-        info=info(min(model.context_tokens, num_pages * 256)),
+        info=info(min(model.context_tokens, allocators.most_tokens)),
     )
     try:
-        yield ToyEngine(client, worker, pool, core, scheduler, runner, store, allocator, drafters)
+        yield ToyEngine(client, worker, pages, core, scheduler, runner, store, allocators, drafters)
     finally:
         if gate is not None:
             gate.set()

@@ -168,7 +168,7 @@ def test_o16_back_to_the_document_boundary_after_each_ask():
             hit = engine.store.lookup(segments, identity="toy", namespace="")
             assert isinstance(hit, SegmentHit)
             assert hit.reason is None
-            keys = engine.pool.keys(0)[list(hit.segment.pages)].flatten()[: hit.segment.end]
+            keys = engine.pages.exact.keys(0)[list(hit.segment.pages)].flatten()[: hit.segment.end]
             contents.add(tuple(keys.tolist()))
         assert len(contents) == 1
 
@@ -209,7 +209,7 @@ def test_a_request_that_may_not_be_kept_neither_stores_nor_reuses():
             finished = engine.complete(ask("?", RULES, shown, cache=False, max_tokens=4))
             assert finished.usage.cached_tokens == 0
             assert finished.miss_reason is CacheMiss.DISABLED
-        assert engine.allocator.num_free == engine.allocator.num_pages
+        assert engine.allocators.num_free == engine.allocators.num_pages
 
 
 def test_stored_segments_make_room_for_new_requests():

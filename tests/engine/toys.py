@@ -17,7 +17,7 @@ from ragflash.engine.request import (
     Span,
     TextSegment,
 )
-from ragflash.kvcache.pages import KVLayout, PagePool
+from ragflash.kvcache.pages import KVLayout, KVPages
 from ragflash.models.contract import ForwardBatch
 from ragflash.speculative.drafter import Draft
 
@@ -122,7 +122,7 @@ class ToyModel:
         self.steps: list[dict[int, int]] = []  # rows of each slot
         self.before_forward: Callable[[], None] = lambda: None
 
-    def forward(self, batch: ForwardBatch, pages: PagePool) -> torch.Tensor:
+    def forward(self, batch: ForwardBatch, pages: KVPages) -> torch.Tensor:
         self.before_forward()
         self.steps.append({rows.slot: rows.num_rows for rows in batch.sequences})
         start, wanted = 0, []
@@ -132,9 +132,11 @@ class ToyModel:
             assert positions.tolist() == [*range(rows.committed, rows.committed + rows.num_rows)]
             start += rows.num_rows
             keys = ids.float().reshape(-1, 1, 1)
-            pages.write(0, rows.pages, rows.committed, keys, keys)
+            pages.exact.write(0, rows.pages, rows.committed, keys, keys)
             if rows.logit_rows:
-                stored = pages.keys(0)[list(rows.pages), 0, :, 0].flatten()[: positions[-1] + 1]
+                stored = pages.exact.keys(0)[list(rows.pages), 0, :, 0].flatten()[
+                    : positions[-1] + 1
+                ]
                 history = stored.long().tolist()
                 ends = (rows.committed + row + 1 for row in rows.logit_rows)
                 wanted += [self._logits(history[:end]) for end in ends]
@@ -169,7 +171,7 @@ class ToyRecurrentModel:
         self._commits_all = commits_all
         self._tape: dict[int, list[int]] = {}
 
-    def forward(self, batch: ForwardBatch, pages: PagePool) -> torch.Tensor:
+    def forward(self, batch: ForwardBatch, pages: KVPages) -> torch.Tensor:
         ids, wanted = iter(batch.token_ids.tolist()), []
         for rows in batch.sequences:
             tape = [self.states[rows.slot]]

@@ -45,20 +45,20 @@ def test_commits_only_what_is_reserved():
 
 
 @pytest.mark.parametrize(
-    ("length", "pages", "copy"),
+    ("length", "pages", "copies"),
     [
-        (0, (), None),
-        (1, (3,), PageCopy(0, 3, 1)),
-        (256, (0,), None),
-        (300, (0, 3), PageCopy(1, 3, 44)),
-        (512, (0, 1), None),
-        (700, (0, 1, 3), PageCopy(2, 3, 188)),
+        (0, (), ()),
+        (1, (3,), (PageCopy(0, 3, 1),)),
+        (256, (0,), ()),
+        (300, (0, 3), (PageCopy(1, 3, 44),)),
+        (512, (0, 1), ()),
+        (700, (0, 1, 3), (PageCopy(2, 3, 188),)),
     ],
 )
-def test_a_fork_shares_whole_pages_and_copies_a_partial_one(length, pages, copy):
+def test_a_fork_shares_whole_pages_and_copies_a_partial_one(length, pages, copies):
     table = table_of(PageAllocator(10), 700)
     fork, found = table.fork(length)
-    assert (fork.pages, fork.length, found) == (pages, length, copy)
+    assert (fork.pages, fork.length, found) == (pages, length, copies)
 
 
 def test_a_fork_without_a_page_for_its_copy_takes_nothing():

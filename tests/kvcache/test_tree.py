@@ -3,6 +3,7 @@
 import pytest
 
 from ragflash.kvcache.allocator import PageAllocator, PagesExhausted
+from ragflash.kvcache.grid import PageAllocators
 from ragflash.kvcache.segments import (
     ROOT_KEY,
     MissReason,
@@ -11,7 +12,7 @@ from ragflash.kvcache.segments import (
     SegmentMiss,
     segment_key,
 )
-from ragflash.kvcache.table import PageTable
+from ragflash.kvcache.table import PageCopy, PageTable
 from ragflash.kvcache.tree import SegmentTree
 
 RULES = tuple(range(300))
@@ -25,7 +26,7 @@ class Store:
 
     def __init__(self, num_pages: int = 64) -> None:
         self.allocator = PageAllocator(num_pages)
-        self.tree = SegmentTree(self.allocator)
+        self.tree = SegmentTree(PageAllocators(self.allocator))
 
     def add(self, *segments, sources=frozenset(), identity="m", namespace="a", state=()) -> int:
         """Compute a prompt and store its segments; return how many were new."""
@@ -146,9 +147,7 @@ def test_an_opened_segment_is_a_fork_with_a_page_of_its_own():
     assert opened.state == ("snapshot",)
     assert opened.table.length == 300
     assert opened.table.pages[0] == hit.segment.pages[0]
-    assert opened.copy is not None
-    assert (opened.copy.src, opened.copy.dst) == (hit.segment.pages[1], opened.table.pages[1])
-    assert opened.copy.num_tokens == 44
+    assert opened.copies == (PageCopy(hit.segment.pages[1], opened.table.pages[1], 44),)
     store.finish(opened)
     assert store.num_held == 2
 

@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from ragflash.kvcache.allocator import PAGE_TOKENS, PageAllocator, PagesExhausted
+from ragflash.kvcache.grid import PageAllocators
 from ragflash.kvcache.segments import SegmentHit
 from ragflash.kvcache.table import PageTable
 from ragflash.kvcache.tree import SegmentTree
@@ -31,12 +32,12 @@ class EngineMachine(RuleBasedStateMachine):
     def __init__(self):
         super().__init__()
         self.allocator = PageAllocator(NUM_PAGES)
-        self.tree = SegmentTree(self.allocator)
+        self.tree = SegmentTree(PageAllocators(self.allocator))
         self.pages = np.full((NUM_PAGES, PAGE_TOKENS), -1)
         self.running = []  # (table, opened segment or None, tokens)
 
-    def copy(self, copy):
-        if copy is not None:
+    def copy(self, copies):
+        for copy in copies:
             n = copy.num_tokens
             self.pages[copy.dst] = -1
             self.pages[copy.dst, :n] = self.pages[copy.src, :n]
@@ -53,7 +54,7 @@ class EngineMachine(RuleBasedStateMachine):
         if not isinstance(hit, SegmentHit):
             return PageTable(self.allocator), None, 0
         opened = self.tree.open(hit)
-        self.copy(opened.copy)
+        self.copy(opened.copies)
         expected = [token for segment in prompt[: hit.num_segments] for token in segment]
         assert hit.segment.end == opened.table.length == len(expected)
         return opened.table, opened, hit.num_segments
@@ -79,7 +80,7 @@ class EngineMachine(RuleBasedStateMachine):
                     source_ids=frozenset({source} if source else ()),
                 )
                 if pending is not None:
-                    self.copy(pending.copy)
+                    self.copy(pending.copies)
                     self.tree.commit(pending)
         except PagesExhausted:
             self.tree.evict(4)

@@ -6,7 +6,7 @@ from pathlib import Path
 import torch
 
 from ragflash.gguf.reader import GGUFFile
-from ragflash.kvcache.pages import PagePool
+from ragflash.kvcache.pages import KVPages, PagePool
 from ragflash.models.contract import ForwardBatch, Model, SequenceRows
 from ragflash.models.registry import load_model
 
@@ -18,11 +18,11 @@ def load(path: Path) -> Model:
         return load_model(file, dtype="float32")
 
 
-def poisoned_pool(model: Model, num_pages: int = len(PAGES)) -> PagePool:
+def poisoned_pages(model: Model, num_pages: int = len(PAGES)) -> KVPages:
     pool = PagePool(model.kv_layout, num_pages)
     for page in range(num_pages):
         pool.page(page).fill_(float("nan"))
-    return pool
+    return KVPages(pool)
 
 
 def batch_of(
@@ -37,12 +37,12 @@ def batch_of(
 
 def run(model: Model, token_ids: Sequence[int], chunks: Sequence[int]) -> torch.Tensor:
     """Compute a text in parts of the given sizes, the rest at once; return all logits `[T, V]`."""
-    pool, logits, start = poisoned_pool(model), [], 0
+    pages, logits, start = poisoned_pages(model), [], 0
     model.reset(0)
     for size in [*chunks, len(token_ids)]:
         part = token_ids[start : start + size]
         if part:
-            logits.append(model.forward(batch_of(part, start), pool))
+            logits.append(model.forward(batch_of(part, start), pages))
             model.commit(0, len(part))
             start += len(part)
     return torch.cat(logits)

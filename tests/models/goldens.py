@@ -9,7 +9,7 @@ import torch
 from torch.nn import functional
 
 from ragflash.gguf.reader import GGUFFile
-from ragflash.kvcache.pages import PagePool
+from ragflash.kvcache.pages import KVPages, PagePool
 from ragflash.models.contract import ForwardBatch, Model, SequenceRows
 from ragflash.models.registry import ComputeDtype, WeightForm, load_model
 
@@ -29,15 +29,17 @@ def load_real(
 
 
 def forward(
-    model: Model, pool: PagePool, tokens: list[int], committed: int, logit_rows: tuple[int, ...]
+    model: Model, pages: KVPages, tokens: list[int], committed: int, logit_rows: tuple[int, ...]
 ) -> torch.Tensor:
     rows = SequenceRows(0, len(tokens), committed, PAGES, logit_rows)
     positions = torch.arange(committed, committed + len(tokens))
-    return model.forward(ForwardBatch(torch.tensor(tokens), positions, (rows,)), pool)
+    return model.forward(ForwardBatch(torch.tensor(tokens), positions, (rows,)), pages)
 
 
 def all_logits(model: Model, ids: list[int]) -> torch.Tensor:
-    return forward(model, PagePool(model.kv_layout, len(PAGES)), ids, 0, tuple(range(len(ids))))
+    return forward(
+        model, KVPages(PagePool(model.kv_layout, len(PAGES))), ids, 0, tuple(range(len(ids)))
+    )
 
 
 def assert_golden_logits(model: Model, golden: dict[str, Any]) -> None:
@@ -54,7 +56,7 @@ def assert_golden_logits(model: Model, golden: dict[str, Any]) -> None:
 def greedy_together(model: Model, golden: dict[str, Any]) -> list[list[int]]:
     """Go on from both golden prompts, in one batch."""
     cases = golden["greedy"]
-    pool = PagePool(model.kv_layout, 2)
+    pages = KVPages(PagePool(model.kv_layout, 2))
     new: list[list[int]] = [case["prompt"] for case in cases]
     committed, found = [0, 0], [[], []]
     for _ in cases[0]["tokens"]:
@@ -66,7 +68,7 @@ def greedy_together(model: Model, golden: dict[str, Any]) -> list[list[int]]:
                 SequenceRows(i, len(new[i]), committed[i], (i,), (len(new[i]) - 1,)) for i in (0, 1)
             ),
         )
-        best = model.forward(batch, pool).argmax(-1).tolist()
+        best = model.forward(batch, pages).argmax(-1).tolist()
         committed, new = ends, [[best[0]], [best[1]]]
         for i in (0, 1):
             found[i].append(best[i])

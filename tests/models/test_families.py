@@ -11,7 +11,7 @@ from ragflash.kvcache.pages import PagePool
 from ragflash.models.contract import ForwardBatch, Model, SequenceRows
 from ragflash.models.moe import Experts
 from tests.models.families import FAMILIES, HIDDEN_SIZE, VOCAB_SIZE, Tensors, tile
-from tests.models.forwards import PAGES, batch_of, load, poisoned_pool, run
+from tests.models.forwards import PAGES, batch_of, load, poisoned_pages, run
 from tests.models.goldens import load_golden
 from tests.models.toy_files import TOKENS, write_gguf
 
@@ -88,17 +88,17 @@ def test_sequences_together_equal_each_alone(oracles, name):
     """A prefill and a decode step in one call, in slots of their own."""
     oracle, tokens = oracles(name), TEXT[:100]
     model = oracle.model
-    pool = poisoned_pool(model)
+    pages = poisoned_pages(model)
     for slot in (0, 5):
         model.reset(slot)
-    model.forward(replace_pages(batch_of(tokens[:70], 0, slot=5), (2,)), pool)
+    model.forward(replace_pages(batch_of(tokens[:70], 0, slot=5), (2,)), pages)
     model.commit(5, 70)
     rows = (
         SequenceRows(0, 100, 0, (1,), tuple(range(100))),
         SequenceRows(5, 1, 70, (2,), (0,)),
     )
     ids, positions = torch.tensor([*tokens, tokens[70]]), torch.tensor([*range(100), 70])
-    found = model.forward(ForwardBatch(ids, positions, rows), pool)
+    found = model.forward(ForwardBatch(ids, positions, rows), pages)
     assert_close(found, oracle.logits[[*range(100), 70]])
 
 
@@ -111,17 +111,17 @@ def replace_pages(batch: ForwardBatch, pages: tuple[int, ...]) -> ForwardBatch:
 def test_drafts_count_as_far_as_they_are_committed(oracles, name, accepted):
     """Two pending rows and seven drafted ones, the first `accepted` of them right."""
     oracle = oracles(name)
-    model, pool = oracle.model, poisoned_pool(oracle.model)
+    model, pages = oracle.model, poisoned_pages(oracle.model)
     model.reset(0)
-    model.forward(batch_of(TEXT[:61], 0), pool)
+    model.forward(batch_of(TEXT[:61], 0), pages)
     model.commit(0, 61)
     right = TEXT[61 : 63 + accepted]
     wrong = [(token + 1) % VOCAB_SIZE for token in TEXT[63 + accepted : 70]]
-    found = model.forward(batch_of(right + wrong, 61, num_draft=7), pool)
+    found = model.forward(batch_of(right + wrong, 61, num_draft=7), pages)
     assert_close(found[: len(right)], oracle.logits[61 : 61 + len(right)])
     model.commit(0, len(right))
     after = 61 + len(right)
-    found = model.forward(batch_of(TEXT[after : after + 20], after), pool)
+    found = model.forward(batch_of(TEXT[after : after + 20], after), pages)
     assert_close(found, oracle.logits[after : after + 20])
 
 
@@ -142,15 +142,15 @@ def test_a_snapshot_outlives_what_its_slot_does_next(oracles, name):
     oracle = oracles(name)
     model = oracle.model
     assert model.is_recurrent
-    pool = poisoned_pool(model)
+    pages = poisoned_pages(model)
     model.reset(0)
-    model.forward(batch_of(TEXT[:100], 0), pool)
+    model.forward(batch_of(TEXT[:100], 0), pages)
     model.commit(0, 100)
     kept = model.snapshot(0)
     copies = [state.clone() for state in kept]
     for _ in range(2):
         model.restore(3, kept)
-        found = model.forward(batch_of(TEXT[100:140], 100, slot=3), pool)
+        found = model.forward(batch_of(TEXT[100:140], 100, slot=3), pages)
         assert_close(found, oracle.logits[100:140])
         model.commit(3, 40)
     for state, copy in zip(kept, copies, strict=True):
@@ -160,12 +160,12 @@ def test_a_snapshot_outlives_what_its_slot_does_next(oracles, name):
 @pytest.mark.parametrize("name", HYBRIDS)
 def test_rows_that_are_not_committed_change_no_state(oracles, name):
     model = oracles(name).model
-    pool = poisoned_pool(model)
+    pages = poisoned_pages(model)
     model.reset(0)
-    model.forward(batch_of(TEXT[:50], 0), pool)
+    model.forward(batch_of(TEXT[:50], 0), pages)
     model.commit(0, 50)
     before = model.snapshot(0)
-    model.forward(batch_of(TEXT[50:90], 50), pool)
+    model.forward(batch_of(TEXT[50:90], 50), pages)
     for found, state in zip(model.snapshot(0), before, strict=True):
         assert torch.equal(found, state)
     with pytest.raises(ValueError, match="30 of 40 rows"):

@@ -10,7 +10,7 @@ import torch
 from ragflash.errors import ArchitectureUnknown, GGUFInvalid, ModelError, TensorMissing
 from ragflash.gguf.reader import GGUFFile
 from ragflash.kvcache.allocator import PageAllocator
-from ragflash.kvcache.pages import KVLayout, PagePool
+from ragflash.kvcache.pages import KVLayout, KVPages, PagePool
 from ragflash.kvcache.table import PageTable
 from ragflash.models.contract import ForwardBatch, SequenceRows
 from ragflash.models.llama import Llama
@@ -34,11 +34,11 @@ def model(tmp_path_factory) -> Llama:
     return load(write_tiny_llama(tmp_path_factory.mktemp("llama") / "tiny.gguf", seed=1))
 
 
-def poisoned_pool(model: Llama) -> PagePool:
+def poisoned_pages(model: Llama) -> KVPages:
     pool = PagePool(model.kv_layout, NUM_PAGES)
     for page in range(NUM_PAGES):
         pool.page(page).fill_(float("nan"))
-    return pool
+    return KVPages(pool)
 
 
 def text(num_tokens: int, seed: int = 0) -> list[int]:
@@ -47,7 +47,7 @@ def text(num_tokens: int, seed: int = 0) -> list[int]:
 
 def forward(
     model: Llama,
-    pool: PagePool,
+    kv_pages: KVPages,
     parts: Sequence[tuple[list[int], int, tuple[int, ...]]],
     *,
     logit_rows: Sequence[tuple[int, ...]] | None = None,
@@ -66,11 +66,11 @@ def forward(
     token_ids = [token for tokens, _, _ in parts for token in tokens]
     positions = [c + i for tokens, c, _ in parts for i in range(len(tokens))]
     batch = ForwardBatch(torch.tensor(token_ids), torch.tensor(positions), rows)
-    return model.forward(batch, pool)
+    return model.forward(batch, kv_pages)
 
 
 def one_pass(model: Llama, tokens: list[int]) -> torch.Tensor:
-    return forward(model, poisoned_pool(model), [(tokens, 0, tuple(range(NUM_PAGES)))])
+    return forward(model, poisoned_pages(model), [(tokens, 0, tuple(range(NUM_PAGES)))])
 
 
 def assert_close(found: torch.Tensor, expected: torch.Tensor) -> None:
@@ -104,10 +104,10 @@ def test_equals_transformers(tmp_path, tied):
 @pytest.mark.parametrize("chunk", [1, 37, 256, 300])
 def test_chunks_equal_one_pass(model, chunk):
     tokens = text(560)
-    pool = poisoned_pool(model)
+    kv_pages = poisoned_pages(model)
     pages = (5, 0, 9)
     logits = [
-        forward(model, pool, [(tokens[start : start + chunk], start, pages)])
+        forward(model, kv_pages, [(tokens[start : start + chunk], start, pages)])
         for start in range(0, len(tokens), chunk)
     ]
     assert_close(torch.cat(logits), one_pass(model, tokens))
@@ -117,11 +117,11 @@ def test_sequences_together_equal_each_alone(model):
     """A prefill, a decode step, and a draft, all in one call."""
     prompts = [text(290, seed=1), text(401, seed=2), text(30, seed=3)]
     starts, pages = [0, 400, 25], [(3, 7), (1, 6), (10,)]
-    pool = poisoned_pool(model)
+    kv_pages = poisoned_pages(model)
     for prompt, start, table in zip(prompts[1:], starts[1:], pages[1:], strict=True):
-        forward(model, pool, [(prompt[:start], 0, table)])
+        forward(model, kv_pages, [(prompt[:start], 0, table)])
     parts = [(p[s:], s, table) for p, s, table in zip(prompts, starts, pages, strict=True)]
-    logits = forward(model, pool, parts)
+    logits = forward(model, kv_pages, parts)
     alone = [one_pass(model, p)[s:] for p, s in zip(prompts, starts, strict=True)]
     assert_close(logits, torch.cat(alone))
 
@@ -130,9 +130,9 @@ def test_gives_the_logits_of_wanted_rows_only(model):
     tokens = text(20)
     whole = one_pass(model, tokens)
     parts = [(tokens, 0, (0,)), (tokens, 0, (1,)), (tokens, 0, (2,))]
-    wanted = forward(model, poisoned_pool(model), parts, logit_rows=[(3, 19), (), (0,)])
+    wanted = forward(model, poisoned_pages(model), parts, logit_rows=[(3, 19), (), (0,)])
     assert_close(wanted, whole[[3, 19, 0]])
-    none = forward(model, poisoned_pool(model), parts, logit_rows=[(), (), ()])
+    none = forward(model, poisoned_pages(model), parts, logit_rows=[(), (), ()])
     assert none.shape == (0, VOCAB_SIZE)
     assert none.dtype == torch.float32
 
@@ -140,10 +140,10 @@ def test_gives_the_logits_of_wanted_rows_only(model):
 def test_rows_that_were_not_committed_leave_no_trace(model):
     """A rejected draft is overwritten by what comes after the committed length."""
     tokens = text(280)
-    pool = poisoned_pool(model)
-    forward(model, pool, [(tokens[:250], 0, (4, 2))])
-    forward(model, pool, [(text(12, seed=9), 250, (4, 2))])
-    logits = forward(model, pool, [(tokens[250:], 250, (4, 2))])
+    kv_pages = poisoned_pages(model)
+    forward(model, kv_pages, [(tokens[:250], 0, (4, 2))])
+    forward(model, kv_pages, [(text(12, seed=9), 250, (4, 2))])
+    logits = forward(model, kv_pages, [(tokens[250:], 250, (4, 2))])
     assert_close(logits, one_pass(model, tokens)[250:])
 
 
@@ -153,23 +153,23 @@ def test_forks_at_every_offset_equal_a_contiguous_run(model):
     allocator = PageAllocator(NUM_PAGES)
     table = PageTable(allocator)
     table.reserve(len(base))
-    pool = poisoned_pool(model)
-    forward(model, pool, [(base, 0, table.pages)])
+    kv_pages = poisoned_pages(model)
+    forward(model, kv_pages, [(base, 0, table.pages)])
     table.advance(len(base))
     forked = {}
     for first in range(256, 512, 16):
         forks = [table.fork(length) for length in range(first, first + 16)]
-        for fork, copy in forks:
-            if copy is not None:
-                pool.page(copy.dst).fill_(float("nan"))
-                pool.copy(copy)
+        for fork, copies in forks:
+            for copy in copies:
+                kv_pages.exact.page(copy.dst).fill_(float("nan"))
+            kv_pages.copy(copies)
             fork.reserve(len(tail))
-        logits = forward(model, pool, [(tail, fork.length, fork.pages) for fork, _ in forks])
+        logits = forward(model, kv_pages, [(tail, fork.length, fork.pages) for fork, _ in forks])
         for (fork, _), found in zip(forks, logits.split(len(tail)), strict=True):
             forked[fork.length] = found
             fork.release()
     assert len(forked) == 256
-    in_place = poisoned_pool(model)
+    in_place = poisoned_pages(model)
     forward(model, in_place, [(base, 0, (0, 1))])
     for length in sorted(forked, reverse=True):  # what is overwritten is not needed again
         assert_close(forked[length], forward(model, in_place, [(tail, length, (0, 1, 2))]))
@@ -190,7 +190,7 @@ def test_frequency_divisors_stretch_positions(tmp_path):
     rows = SequenceRows(0, 40, 0, (0,), tuple(range(40)))
     batch = ForwardBatch(torch.tensor(tokens), torch.arange(40), (rows,))
     stretched = replace(batch, positions=2 * batch.positions)
-    assert_close(halved.forward(stretched, poisoned_pool(plain)), one_pass(plain, tokens))
+    assert_close(halved.forward(stretched, poisoned_pages(plain)), one_pass(plain, tokens))
 
 
 @pytest.mark.parametrize(

@@ -13,7 +13,7 @@ from torch.nn import functional
 from ragflash.errors import ModelError
 from ragflash.models.qwen35 import Qwen35
 from tests.models.families import FAMILIES, HIDDEN_SIZE, VOCAB_SIZE, Tensors
-from tests.models.forwards import batch_of, load, poisoned_pool
+from tests.models.forwards import batch_of, load, poisoned_pages
 from tests.models.toy_files import write_gguf
 
 FAMILY = FAMILIES["qwen35"]
@@ -93,21 +93,21 @@ def write_and_load(tensors: Tensors, path, **metadata: int) -> Qwen35:
 
 def found_logits(model: Qwen35, chunks: list[int], *, normed: bool = True) -> torch.Tensor:
     """Logits of the tokens after the next, then of those one further by the block's own output."""
-    pool, outputs, start = poisoned_pool(model), [], 0
+    pages, outputs, start = poisoned_pages(model), [], 0
     assert model.mtp is not None
     model.reset(0)
     for size in chunks:
-        step = model.step(batch_of(TEXT[start : start + size], start), pool)
+        step = model.step(batch_of(TEXT[start : start + size], start), pages)
         hidden = model.final_hidden(step)
         if not normed:
-            x, inner = model.embed(model.step(batch_of(TEXT[start : start + size], start), pool))
+            x, inner = model.embed(model.step(batch_of(TEXT[start : start + size], start), pages))
             for block in model.parts.blocks:
                 x = block(x, inner)
             hidden = x
         model.commit(0, size)
         following = TEXT[start + 1 : start + size + 1]
         following += [0] * (size - len(following))
-        after = model.step(batch_of(following, start), pool)
+        after = model.step(batch_of(following, start), pages)
         outputs.append(model.mtp.hidden(hidden, after))
         start += size
     return model.mtp.logits(torch.cat(outputs))
@@ -123,13 +123,13 @@ def test_equals_the_reference(reference, model, chunks):
 
 def test_feeds_itself(reference, model):
     """The second token further: the block reads its own output, and the tokens after the next."""
-    pool = poisoned_pool(model)
+    pages = poisoned_pages(model)
     model.reset(0)
-    hidden = model.final_hidden(model.step(batch_of(TEXT, 0), pool))
+    hidden = model.final_hidden(model.step(batch_of(TEXT, 0), pages))
     expected = reference.trunk_hidden()
     for shift in (1, 2, 3):
         following = [*TEXT[shift:], *[0] * shift]
-        hidden = model.mtp.hidden(hidden, model.step(batch_of(following, 0), pool))
+        hidden = model.mtp.hidden(hidden, model.step(batch_of(following, 0), pages))
         expected = reference.further(expected, following)
         torch.testing.assert_close(hidden, expected, rtol=0, atol=5e-4)
     torch.testing.assert_close(
@@ -138,10 +138,10 @@ def test_feeds_itself(reference, model):
 
 
 def test_the_trunk_does_not_depend_on_the_block(reference, model):
-    pool = poisoned_pool(model)
+    pages = poisoned_pages(model)
     model.reset(0)
     expected = reference.logits(reference.trunk_hidden())
-    found = model.forward(batch_of(TEXT, 0), pool)
+    found = model.forward(batch_of(TEXT, 0), pages)
     torch.testing.assert_close(found, expected, rtol=0, atol=1e-4)
     assert len(model.kv_layout.layers) == 2
 

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from ragflash.kvcache.pages import PagePool
+from ragflash.kvcache.pages import KVPages, PagePool
 from ragflash.models.contract import Model
 from tests.models.goldens import (
     all_logits,
@@ -42,7 +42,7 @@ def test_verifying_a_draft_gives_the_tokens_of_decoding(model):
     case = GOLDEN["greedy"][0]
     rows = [*case["prompt"], *case["tokens"][:-1]]
     wanted = tuple(range(len(case["prompt"]) - 1, len(rows)))
-    logits = forward(model, PagePool(model.kv_layout, 3), rows, 0, wanted)
+    logits = forward(model, KVPages(PagePool(model.kv_layout, 3)), rows, 0, wanted)
     assert logits.argmax(-1).tolist() == case["tokens"]
 
 
@@ -51,10 +51,10 @@ def test_packed_weights_read_prompts_exactly_and_decode_nearly_so(packaged_model
     top_ids, exact = torch.tensor(GOLDEN["top_ids"]), torch.tensor(GOLDEN["top_logits"])
     prompt = all_logits(packed, GOLDEN["ids"]).gather(1, top_ids)
     torch.testing.assert_close(prompt, exact, rtol=0, atol=2e-3)
-    pool = PagePool(packed.kv_layout, 3)
+    pages = KVPages(PagePool(packed.kv_layout, 3))
     decoded = torch.cat(
         [
-            forward(packed, pool, GOLDEN["ids"][start : start + 16], start, tuple(range(16)))
+            forward(packed, pages, GOLDEN["ids"][start : start + 16], start, tuple(range(16)))
             for start in range(0, 192, 16)
         ]
     )
