@@ -250,11 +250,9 @@ def _refusal(planned: MemoryPlan, most: int) -> str:
         return f"{text}; what fits: {', or '.join(enough)}"
     if fitting:
         return f"{text}; what fits: {', or '.join(fitting)}"
-    fixed = planned.total_bytes - sum(
-        part.num_bytes for part in planned.parts if part.name.startswith("keys and values")
-    )
+    least = plan_memory(shape, replace(options, context_tokens=PAGE_TOKENS)).total_bytes / _GIB
     return (
-        f"{text}; without any context it takes {fixed / _GIB:.2f} GiB: take a smaller model or "
+        f"{text}; with hardly any context it takes {least:.2f} GiB: take a smaller model or "
         "quantisation, a card with more memory, or --device cpu"
     )
 

@@ -177,7 +177,7 @@ def test_what_does_not_fit_is_refused_with_the_nearest_settings(shape):
     fewer = replace(options, vram_bytes=int(24.6 * GIB))
     with pytest.raises(DeviceMemoryShort, match="--slots 3"):
         plan_to_fit(shape, fewer, shrinks=False)
-    small = replace(options, vram_bytes=int(18.5 * GIB), slots=1)
+    small = replace(options, vram_bytes=16 * GIB, slots=1)
     with pytest.raises(DeviceMemoryShort, match="a smaller model or quantisation"):
         plan_to_fit(shape, small, shrinks=True)
 
