@@ -7,6 +7,8 @@ from ragflash_kernels.quant_layout import BLOCK_FORMATS
 SCALE_OFFSETS = {
     **dict.fromkeys(("Q4_0", "Q5_0", "Q8_0", "IQ4_NL", "IQ4_XS"), (0,)),
     **dict.fromkeys(("Q4_1", "Q5_1", "Q4_K", "Q5_K"), (0, 2)),
+    "Q2_K": (80, 82),
+    "Q3_K": (108,),
     "Q6_K": (208,),
 }
 
