@@ -69,6 +69,7 @@ def start_model(settings: Settings) -> "EngineClient":
         device=settings.device,
         vram_bytes=None if settings.vram_gb is None else int(settings.vram_gb * _GIB),
         context_tokens=settings.context_tokens,
+        kv_format=settings.kv_format,
         verify_rows=settings.verify_rows,
         kv_bytes=settings.kv_bytes,
         max_slots=settings.max_slots,

@@ -11,6 +11,7 @@ import torch
 from ragflash.engine.client import EngineClient
 from ragflash.engine.core import EngineCore, Vocabulary
 from ragflash.engine.device import DeviceChoice, choose_device
+from ragflash.engine.host import HostOptions, KVFormatChoice, host_pages
 from ragflash.engine.request import EngineInfo
 from ragflash.engine.runner import Runner
 from ragflash.engine.scheduler import Scheduler
@@ -19,14 +20,16 @@ from ragflash.errors import SettingInvalid
 from ragflash.gguf.chat_template import ChatTemplate
 from ragflash.gguf.reader import GGUFFile, content_hash
 from ragflash.gguf.tokenizer import Tokenizer
-from ragflash.kvcache.allocator import PAGE_TOKENS, PageAllocator, pages_for
+from ragflash.kvcache.allocator import PAGE_TOKENS
 from ragflash.kvcache.grid import PageAllocators
-from ragflash.kvcache.pages import KVPages, PagePool
+from ragflash.kvcache.pages import KVPages
+from ragflash.kvcache.planner import GRID_TOKENS
 from ragflash.kvcache.tree import SegmentTree
 from ragflash.models.contract import Model
 from ragflash.models.registry import ComputeDtype, load_model
 from ragflash.models.weights import WeightForm, weight_format
 from ragflash.speculative.drafter import Drafter
+from ragflash_kernels.kv_codec import ROTATION_VERSION
 
 
 def start_engine(
@@ -39,7 +42,9 @@ def start_engine(
     dtype: ComputeDtype = "auto",
     weights: WeightForm = "dense",
     pre_tokenizer: str | None = None,
+    kv_format: KVFormatChoice = "auto",
     kv_bytes: int = 2 << 30,
+    grid_tokens: int = GRID_TOKENS,
     max_slots: int = 4,
     queue_size: int = 64,
     prefill_chunk_tokens: int = 512,
@@ -58,7 +63,9 @@ def start_engine(
         dtype: What the model computes in.
         weights: Whether 4-bit matrices are unpacked, or stay packed and are multiplied coarsely.
         pre_tokenizer: In place of the file's.
+        kv_format: Of keys and values beyond the newest; `auto` keeps all exact on a CPU.
         kv_bytes: On a CPU, memory for keys and values where no context is named.
+        grid_tokens: Decides which keys and values are the newest, see `kvcache.grid`.
         max_slots: Requests that run together.
         queue_size: Requests that may wait beyond those.
         prefill_chunk_tokens: Most prompt tokens of a request in one step.
@@ -75,18 +82,11 @@ def start_engine(
     _check(context_tokens=context_tokens, verify_rows=verify_rows)
     where = choose_device(device)
     loaded = _load(model_path, where, dtype, weights, pre_tokenizer)
-    num_pages = _num_pages(loaded.model, context_tokens, kv_bytes, max_slots)
-    info = _info(loaded, content_hash(model_path, cache_dir), num_pages, weights, where)
-    core = _core(
-        loaded,
-        device=where,
-        num_pages=num_pages,
-        identity=_identity(loaded, info),
-        max_slots=max_slots,
-        chunk_tokens=prefill_chunk_tokens,
-        drafter_factory=drafter_factory,
-        draft_tokens=verify_rows - 1,
-    )
+    options = HostOptions(kv_format, grid_tokens, context_tokens, kv_bytes, max_slots)
+    pages, allocators = host_pages(loaded.model, options, where)
+    info = _info(loaded, content_hash(model_path, cache_dir), pages, allocators, weights, where)
+    turns = _Turns(max_slots, prefill_chunk_tokens, drafter_factory, verify_rows - 1)
+    core = _core(loaded, pages, allocators, info, turns)
     worker = _start_worker(core, max_slots + queue_size, threads or torch.get_num_threads())
     return EngineClient(worker, tokenizer=loaded.tokenizer, template=loaded.template, info=info)
 
@@ -128,36 +128,37 @@ def _load(
         )
 
 
+@dataclass(frozen=True, slots=True)
+class _Turns:
+    """What a step may hold; see `start_engine`."""
+
+    max_slots: int
+    chunk_tokens: int
+    drafter_factory: Callable[[], Drafter] | None
+    draft_tokens: int
+
+
 def _core(
-    loaded: _Loaded,
-    *,
-    device: torch.device,
-    num_pages: int,
-    identity: str,
-    max_slots: int,
-    chunk_tokens: int,
-    drafter_factory: Callable[[], Drafter] | None,
-    draft_tokens: int,
+    loaded: _Loaded, pages: KVPages, allocators: PageAllocators, info: EngineInfo, turns: _Turns
 ) -> EngineCore:
-    model, tokenizer = loaded.model, loaded.tokenizer
-    pages = KVPages(PagePool(model.kv_layout, num_pages, device))
-    allocators = PageAllocators(PageAllocator(num_pages))
+    model, vocab_size = loaded.model, loaded.tokenizer.vocab_size
+    identity = _identity(loaded, info, pages, allocators)
     store = SegmentTree(allocators)
     scheduler = Scheduler(
         allocators=allocators,
         store=store,
         identity=identity,
-        max_slots=max_slots,
-        chunk_tokens=chunk_tokens,
+        max_slots=turns.max_slots,
+        chunk_tokens=turns.chunk_tokens,
     )
     return EngineCore(
-        runner=Runner(model, pages, vocab_size=tokenizer.vocab_size, device=device),
+        runner=Runner(model, pages, vocab_size=vocab_size, device=info.device),
         scheduler=scheduler,
         store=store,
         identity=identity,
-        vocabulary=Vocabulary.of(tokenizer),
-        drafter_factory=drafter_factory,
-        draft_tokens=draft_tokens,
+        vocabulary=Vocabulary.of(loaded.tokenizer),
+        drafter_factory=turns.drafter_factory,
+        draft_tokens=turns.draft_tokens,
     )
 
 
@@ -167,52 +168,47 @@ def _check(**sizes: int | None) -> None:
             raise SettingInvalid(f"{name} = {value} must be at least 1")
 
 
-def _num_pages(model: Model, context_tokens: int | None, kv_bytes: int, max_slots: int) -> int:
-    page_bytes = model.kv_layout.page_bytes
-    if context_tokens is not None:
-        return pages_for(context_tokens)
-    if page_bytes == 0:
-        return pages_for(model.context_tokens) * max_slots
-    if kv_bytes < page_bytes:
-        raise SettingInvalid(
-            f"{kv_bytes} bytes for keys and values hold no page of {PAGE_TOKENS} tokens; "
-            f"this model needs {page_bytes} bytes for one"
-        )
-    return kv_bytes // page_bytes
-
-
 def _info(
     loaded: _Loaded,
     model_hash: str,
-    num_pages: int,
+    pages: KVPages,
+    allocators: PageAllocators,
     weights: WeightForm,
     device: torch.device,
 ) -> EngineInfo:
-    model = loaded.model
+    model, packed = loaded.model, pages.packed
     return EngineInfo(
         model=loaded.file_name,
         model_hash=model_hash,
         architecture=loaded.architecture,
         weights=loaded.stored_as,
         compute_dtype=_name(model.compute_dtype) + ("+int4" if weights == "packed" else ""),
-        kv_format=_name(model.kv_layout.dtype),
-        context_tokens=min(model.context_tokens, num_pages * PAGE_TOKENS),
+        kv_format=_name(pages.exact.layout.dtype) if packed is None else packed.kv_format,
+        context_tokens=min(model.context_tokens, allocators.most_tokens),
         device=str(device),
         template=loaded.template.origin,
     )
 
 
-def _identity(loaded: _Loaded, info: EngineInfo) -> str:
+def _identity(loaded: _Loaded, info: EngineInfo, pages: KVPages, allocators: PageAllocators) -> str:
     """Name all that keys and values depend on but tokens; another value never hits."""
     fields = (
         info.model_hash,
         hashlib.sha256(loaded.template.source.encode()).hexdigest(),
         loaded.tokenizer.fingerprint,
         info.compute_dtype,
-        info.kv_format,
+        _name(pages.exact.layout.dtype),
         str(PAGE_TOKENS),
+        *_packing(pages, allocators),
     )
     return ":".join(fields)
+
+
+def _packing(pages: KVPages, allocators: PageAllocators) -> tuple[str, ...]:
+    """Name what decides about packed pages, and what is in them."""
+    if pages.packed is None or allocators.grid is None:
+        return ()
+    return pages.packed.kv_format, str(ROTATION_VERSION), str(allocators.grid.tokens)
 
 
 def _name(dtype: torch.dtype) -> str:
