@@ -9,6 +9,8 @@ Three forms of the same: row by row (`recurrent`), in chunks (`chunked`), and ov
 whose state is not advanced but can be, along one path, afterwards (`tree` and `advance`).
 Queries and keys are scaled to length 1 here, queries also by `D ** -0.5`. Value head `i` reads key
 head `i mod Hk`, the order in which GGUF files keep them.
+
+`layer.py` has all that is recurrent in a layer as a card runs it, with the states of all sequences.
 """
 
 from collections.abc import Sequence
@@ -17,6 +19,7 @@ import torch
 
 from ragflash_kernels.conv1d import check_parents
 from ragflash_kernels.errors import KernelInputError
+from ragflash_kernels.gated_delta.layer import delta_commit, delta_prefill, delta_step
 from ragflash_kernels.gated_delta.reference import (
     DeltaRows,
     Tape,
@@ -25,14 +28,22 @@ from ragflash_kernels.gated_delta.reference import (
     recurrent_reference,
     tree_reference,
 )
+from ragflash_kernels.gated_delta.states import DeltaSizes, DeltaStates
+from ragflash_kernels.gated_norm import gated_norm
 
 __all__ = [
     "DeltaRows",
+    "DeltaSizes",
+    "DeltaStates",
     "Tape",
+    "delta_commit",
+    "delta_prefill",
+    "delta_step",
     "gated_delta_advance",
     "gated_delta_chunked",
     "gated_delta_recurrent",
     "gated_delta_tree",
+    "gated_norm",
 ]
 
 

@@ -1,0 +1,205 @@
+"""A few rows of several sequences in Triton: what they read, and what they would write.
+
+A row's result is the same, bit for bit, however many rows come after it, and the same again when
+the rows before it have been committed: sums are taken in one order, and `commit_kernel` changes a
+memory by the operations by which `advance_rows_kernel` went past it.
+"""
+
+import triton
+import triton.language as tl
+
+from ragflash_kernels.columns_kernel import load_columns
+from ragflash_kernels.conv1d.kernel import convolve
+
+_EPS = tl.constexpr(1e-6)  # of the squared length of queries and keys
+
+
+@triton.jit
+def to_length_1(x):
+    """Scale the rows of `[R, D]`."""
+    return x * tl.rsqrt(tl.sum(x * x, 1) + _EPS)[:, None]
+
+
+@triton.jit
+def softplus(x):
+    """Return `log(1 + exp(x))`, exact to the last digits where that is next to 0."""
+    small = tl.exp(-tl.abs(x))
+    rounded = 1.0 + small
+    # The logarithm of the rounded sum, corrected for the rounding.
+    log = tl.log(rounded) * (small / tl.where(rounded == 1.0, 1.0, rounded - 1.0))
+    return tl.maximum(x, 0.0) + tl.where(rounded == 1.0, small, log)
+
+
+@triton.jit
+def _prefetch(address):
+    """Ask the second-level cache for the line of each address."""
+    tl.inline_asm_elementwise(
+        "prefetch.global.L2 [$1]; mov.b32 $0, 0;", "=r,l", [address], dtype=tl.int32,
+        is_pure=False, pack=1,
+    )  # fmt: skip
+
+
+@triton.jit
+def _convolve_row(
+    qkv, part_stride, row_stride, tails, tape_inputs, conv, row, first, end, slot, channel,
+    PARTS: tl.constexpr, CHANNELS: tl.constexpr, WIDTH: tl.constexpr, ROWS: tl.constexpr,
+):  # fmt: skip
+    """Return `[1, C]` channels of a row, zeros from row `end` on, and write their inputs."""
+    rows = tl.zeros((1, 1), tl.int64) + row
+    tail = tails + slot * (WIDTH - 1) * CHANNELS
+    x, inputs = convolve(
+        qkv, part_stride, row_stride, tail, conv, rows, first, channel, rows < end, CHANNELS,
+        PARTS, WIDTH,
+    )  # fmt: skip
+    place = slot * ROWS + row - first
+    tl.store(tape_inputs + place * CHANNELS + channel, inputs, mask=(rows < end) & (channel >= 0))
+    return x
+
+
+@triton.jit(do_not_specialize=["num_sequences"])
+def prepare_rows_kernel(
+    qkv, beta, alpha, conv, decay_rate, decay_bias, tails, tape_inputs, tape_keys, tape_decay,
+    first_rows, slots, queries, values, steps, out, qkv_part_stride, qkv_row_stride,
+    beta_part_stride, beta_row_stride, alpha_part_stride, alpha_row_stride, num_sequences,
+    QKV_PARTS: tl.constexpr, BETA_PARTS: tl.constexpr, ALPHA_PARTS: tl.constexpr,
+    KEY_HEADS: tl.constexpr, VALUE_HEADS: tl.constexpr, DIM: tl.constexpr,
+    VALUE_DIM: tl.constexpr, WIDTH: tl.constexpr, ROWS: tl.constexpr, SEQUENCES: tl.constexpr,
+    HEADS: tl.constexpr, EAGER: tl.constexpr,
+):  # fmt: skip
+    """Convolve one head of one row, or turn a row's gates into steps and factors of decay.
+
+    `tails` and the tapes are `DeltaStates` of a layer, the rest as in `delta_step`. Written are the
+    tapes, `queries` `[N, Hk, D]`, `values` `[N, Hv, Dv]`, `steps` `[N, Hv]`, and zeros in `out` of
+    rows of no sequence. SEQUENCES and HEADS are powers of two, at least S and Hv.
+    """
+    row = tl.program_id(0)
+    head = tl.program_id(1)
+    channels: tl.constexpr = 2 * KEY_HEADS * DIM + VALUE_HEADS * VALUE_DIM
+    if EAGER:
+        tl.extra.cuda.gdc_launch_dependents()
+        tl.extra.cuda.gdc_wait()
+    number = tl.arange(0, SEQUENCES)
+    ends = tl.load(first_rows + 1 + number, mask=number < num_sequences, other=row + 1)
+    sequence = tl.minimum(tl.sum((ends <= row).to(tl.int32), 0), num_sequences - 1)
+    first = tl.load(first_rows + sequence)
+    end = tl.load(first_rows + num_sequences)
+    slot = tl.load(slots + sequence).to(tl.int64)
+    place = slot * ROWS + row - first
+    if head < 2 * KEY_HEADS:
+        line = tl.arange(0, DIM)[None, :]
+        key = to_length_1(_convolve_row(
+            qkv, qkv_part_stride, qkv_row_stride, tails, tape_inputs, conv, row, first, end, slot,
+            head * DIM + line, QKV_PARTS, channels, WIDTH, ROWS,
+        ))  # fmt: skip
+        if head < KEY_HEADS:
+            tl.store(queries + (row * KEY_HEADS + head) * DIM + line, key * DIM**-0.5)
+        else:
+            key_at = (place * KEY_HEADS + head - KEY_HEADS) * DIM + line
+            tl.store(tape_keys + key_at, key, mask=(row < end) & (line >= 0))
+    elif head < 2 * KEY_HEADS + VALUE_HEADS:
+        column = (head - 2 * KEY_HEADS) * VALUE_DIM + tl.arange(0, VALUE_DIM)[None, :]
+        value = _convolve_row(
+            qkv, qkv_part_stride, qkv_row_stride, tails, tape_inputs, conv, row, first, end, slot,
+            2 * KEY_HEADS * DIM + column, QKV_PARTS, channels, WIDTH, ROWS,
+        )  # fmt: skip
+        value_at = row * (VALUE_HEADS * VALUE_DIM) + column
+        tl.store(values + value_at, value)
+        tl.store(out + value_at, value, mask=(row >= end) & (column >= 0))
+    else:
+        gate = tl.arange(0, HEADS)
+        mask = gate < VALUE_HEADS
+        beta_at = gate + row.to(tl.int64) * beta_row_stride
+        step = tl.sigmoid(load_columns(beta, beta_part_stride, beta_at, mask, BETA_PARTS))
+        tl.store(steps + row * VALUE_HEADS + gate, step, mask=mask)
+        alpha_at = gate + row.to(tl.int64) * alpha_row_stride
+        x = load_columns(alpha, alpha_part_stride, alpha_at, mask, ALPHA_PARTS)
+        x += tl.load(decay_bias + gate, mask=mask, other=0.0)
+        decay = tl.exp(tl.load(decay_rate + gate, mask=mask, other=0.0) * softplus(x))
+        tl.store(tape_decay + place * VALUE_HEADS + gate, decay, mask=mask & (row < end))
+
+
+@triton.jit
+def advance_rows_kernel(
+    queries, values, steps, tape_keys, tape_corrections, tape_decay, memories, first_rows, slots,
+    out, KEY_HEADS: tl.constexpr, VALUE_HEADS: tl.constexpr, DIM: tl.constexpr,
+    VALUE_DIM: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr, EAGER: tl.constexpr,
+):  # fmt: skip
+    """Take a sequence's rows past BLOCK value columns of one head's memory, which is kept as it is.
+
+    Arguments as in `prepare_rows_kernel`; `out` and `tape_corrections` are written. If EAGER, the
+    memory is on its way to the second-level cache before the previous kernel has ended.
+    """
+    sequence = tl.program_id(0)
+    head = tl.program_id(1)
+    line = tl.arange(0, DIM)
+    column = tl.program_id(2) * BLOCK + tl.arange(0, BLOCK)
+    slot = tl.load(slots + sequence).to(tl.int64)
+    memory_at = memories + (slot * VALUE_HEADS + head) * (DIM * VALUE_DIM)
+    if EAGER:
+        tl.extra.cuda.gdc_launch_dependents()
+        _prefetch(memory_at + line * VALUE_DIM + tl.program_id(2) * BLOCK)
+        tl.extra.cuda.gdc_wait()
+    first = tl.load(first_rows + sequence)
+    end = tl.load(first_rows + sequence + 1)
+    memory_at += line[:, None] * VALUE_DIM + column[None, :]
+    memory = tl.load(
+        memory_at, mask=(first < end) & (line[:, None] >= 0) & (column >= 0), other=0.0
+    )
+    key_head = head % KEY_HEADS
+    for row in range(first, end):
+        place = slot * ROWS + row - first
+        key = tl.load(tape_keys + (place * KEY_HEADS + key_head) * DIM + line)[:, None]
+        query = tl.load(queries + (row * KEY_HEADS + key_head) * DIM + line)[:, None]
+        at = head * VALUE_DIM + column
+        value = tl.load(values + row * (VALUE_HEADS * VALUE_DIM) + at)
+        memory *= tl.load(tape_decay + place * VALUE_HEADS + head)
+        correction = value - tl.sum(memory * key, 0)
+        correction *= tl.load(steps + row * VALUE_HEADS + head)
+        memory = tl.fma(key, correction[None, :], memory)
+        tl.store(tape_corrections + place * (VALUE_HEADS * VALUE_DIM) + at, correction)
+        tl.store(out + row * (VALUE_HEADS * VALUE_DIM) + at, tl.sum(memory * query, 0))
+
+
+@triton.jit(do_not_specialize=["num_slots"])
+def commit_kernel(
+    memories, tails, tape_inputs, tape_keys, tape_corrections, tape_decay, slots, counts,
+    num_slots, KEY_HEADS: tl.constexpr, VALUE_HEADS: tl.constexpr, DIM: tl.constexpr,
+    VALUE_DIM: tl.constexpr, WIDTH: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr,
+    TAIL_BLOCK: tl.constexpr,
+):  # fmt: skip
+    """Apply the first `counts` rows of a tape to BLOCK columns of a memory, or to part of a tail.
+
+    `memories`, `tails` and the tapes are `DeltaStates` of all layers, with `num_slots`; a program
+    of a tail has TAIL_BLOCK channels.
+    """
+    sequence = tl.program_id(0)
+    part = tl.program_id(2)
+    channels: tl.constexpr = 2 * KEY_HEADS * DIM + VALUE_HEADS * VALUE_DIM
+    memory_parts: tl.constexpr = VALUE_HEADS * (VALUE_DIM // BLOCK)
+    count = tl.load(counts + sequence)
+    state = tl.program_id(1) * num_slots + tl.load(slots + sequence).to(tl.int64)
+    if (part < memory_parts) & (count > 0):
+        head = part // (VALUE_DIM // BLOCK)
+        column = part % (VALUE_DIM // BLOCK) * BLOCK + tl.arange(0, BLOCK)
+        line = tl.arange(0, DIM)
+        memory_at = memories + (state * VALUE_HEADS + head) * (DIM * VALUE_DIM)
+        memory_at += line[:, None] * VALUE_DIM + column[None, :]
+        memory = tl.load(memory_at)
+        for row in range(count):
+            place = state * ROWS + row
+            key = tl.load(tape_keys + (place * KEY_HEADS + head % KEY_HEADS) * DIM + line)
+            at = (place * VALUE_HEADS + head) * VALUE_DIM + column
+            correction = tl.load(tape_corrections + at)
+            memory *= tl.load(tape_decay + place * VALUE_HEADS + head)
+            memory = tl.fma(key[:, None], correction[None, :], memory)
+        tl.store(memory_at, memory)
+    if (part >= memory_parts) & (count > 0):
+        channel = (part - memory_parts) * TAIL_BLOCK + tl.arange(0, TAIL_BLOCK)
+        mask = channel < channels
+        tail = tails + state * (WIDTH - 1) * channels + channel
+        for tap in tl.static_range(WIDTH - 1):  # the oldest first: later ones are still to be read
+            row = count + tap - (WIDTH - 1)
+            at = (state * ROWS + row) * channels + channel
+            kept = tl.load(tail + (count + tap) * channels, mask=mask & (row < 0), other=0.0)
+            kept += tl.load(tape_inputs + at, mask=mask & (row >= 0), other=0.0)
+            tl.store(tail + tap * channels, kept, mask=mask)

@@ -1,0 +1,122 @@
+"""Grids and arguments of the kernels for many rows."""
+
+from dataclasses import dataclass
+
+import torch
+import triton
+
+from ragflash_kernels.columns import Columns
+from ragflash_kernels.conv1d import tail_after
+from ragflash_kernels.gated_delta.launch import first_column, size_constants
+from ragflash_kernels.gated_delta.prefill.kernel import (
+    CHUNK,
+    chain_chunks_kernel,
+    prepare_chunks_kernel,
+    solve_chunks_kernel,
+)
+from ragflash_kernels.gated_delta.states import DeltaSizes, DeltaStates
+
+PRECISION = "bf16x3"  # of products that the state depends on: relative errors of 2**-16 or so
+ROWS = 16  # of a program of the convolution
+
+
+@dataclass(frozen=True, slots=True)
+class ChainOptions:
+    """How the chain of chunks is launched.
+
+    Attributes:
+        value_block: Columns of a memory that a program keeps.
+        warps: Of a program.
+        stages: Chunks that are loaded at a time.
+        precision: Of products that the state depends on.
+    """
+
+    value_block: int = 32
+    warps: int = 4
+    stages: int = 1
+    precision: str = PRECISION
+
+
+@dataclass(frozen=True, slots=True)
+class _Scratch:
+    """What the kernels hand on; T rows, in whole chunks."""
+
+    queries: torch.Tensor  # [T, Hk, D]
+    keys: torch.Tensor  # [T, Hk, D]
+    values: torch.Tensor  # [T, Hv, Dv]
+    decay: torch.Tensor  # [Hv, T]
+    steps: torch.Tensor  # [Hv, T]
+    inverses: torch.Tensor  # [Hv, chunks, 64, 64]
+    mixing: torch.Tensor  # [Hv, chunks, 64, 64]
+
+    @classmethod
+    def allocate(
+        cls, sizes: DeltaSizes, chunks: int, dtype: torch.dtype, device: torch.device
+    ) -> "_Scratch":
+        """Return scratch in which the output's share is of `dtype`."""
+        rows, heads = chunks * CHUNK, sizes.value_heads
+
+        def empty(*shape: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
+            return torch.empty(shape, dtype=dtype, device=device)
+
+        return cls(
+            empty(rows, sizes.key_heads, sizes.key_dim, dtype=dtype),
+            empty(rows, sizes.key_heads, sizes.key_dim),
+            empty(rows, heads, sizes.value_dim),
+            empty(heads, rows),
+            empty(heads, rows),
+            empty(heads, chunks, CHUNK, CHUNK),
+            empty(heads, chunks, CHUNK, CHUNK, dtype=dtype),
+        )
+
+
+def delta_prefill_triton(
+    qkv: Columns,
+    beta: Columns,
+    alpha: Columns,
+    *,
+    conv: torch.Tensor,
+    decay_rate: torch.Tensor,
+    decay_bias: torch.Tensor,
+    states: DeltaStates,
+    slot: int,
+    keep: bool,
+    out_dtype: torch.dtype,
+    options: ChainOptions | None = None,
+) -> torch.Tensor:
+    """Return the heads of every row, and change the slot's state; arguments as in `delta_prefill`.
+
+    `options` are the best found if None.
+    """
+    sizes, device = states.sizes, conv.device
+    if options is None:  # the interpreter, whose tensors are on a CPU, is always exact
+        options = ChainOptions(precision="ieee" if device.type == "cpu" else PRECISION)
+    rows = qkv.partials.shape[1]
+    chunks = triton.cdiv(rows, CHUNK)
+    constants = size_constants(sizes)
+    scratch = _Scratch.allocate(sizes, chunks, out_dtype, device)
+    out = torch.empty((rows, sizes.value_heads, sizes.value_dim), dtype=out_dtype, device=device)
+    tail = states.tails[slot]
+    prepare_chunks_kernel[chunks * CHUNK // ROWS, 2 * sizes.key_heads + sizes.value_heads](
+        first_column(qkv), conv, tail, scratch.queries, scratch.keys, scratch.values,
+        *qkv.partials.stride()[:2], rows, PARTS=len(qkv.partials), WIDTH=sizes.conv_width,
+        BLOCK=ROWS, num_warps=4, **constants,
+    )  # fmt: skip
+    solve_chunks_kernel[chunks, sizes.key_heads](
+        scratch.queries, scratch.keys, first_column(beta), first_column(alpha), decay_rate,
+        decay_bias, scratch.decay, scratch.steps, scratch.inverses, scratch.mixing,
+        *beta.partials.stride()[:2], *alpha.partials.stride()[:2], rows, chunks,
+        BETA_PARTS=len(beta.partials), ALPHA_PARTS=len(alpha.partials),
+        PRECISION=options.precision, num_warps=4, **constants,
+    )  # fmt: skip
+    block = min(options.value_block, sizes.value_dim)
+    chain_chunks_kernel[sizes.value_heads, sizes.value_dim // block](
+        scratch.queries, scratch.keys, scratch.values, scratch.decay, scratch.steps,
+        scratch.inverses, scratch.mixing, states.memories[slot], out, rows, chunks, BLOCK=block,
+        KEEP=keep, PRECISION=options.precision, num_warps=options.warps,
+        num_stages=options.stages, **constants,
+    )  # fmt: skip
+    if keep:
+        last = qkv.partials[:, -len(tail) :]
+        tail.copy_(tail_after(Columns(last, qkv.start, qkv.width).sum(), tail))
+    return out
