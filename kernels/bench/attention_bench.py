@@ -20,9 +20,12 @@ def bench_attention(report: "Report", *, sweep: bool) -> None:
     for tokens in (32768, 131072):
         x = torch.randn(tokens // PAGE, KV_HEADS, PAGE, HEAD_DIM, device="cuda").half()
         for kv_format in (KvFormat.F16, KvFormat.TQ3_0, KvFormat.Q8_0, KvFormat.TQ4):
-            pages = x if kv_format is KvFormat.F16 else encode_pages(x, kv_format)
-            num_bytes = 2 * pages.numel() * pages.element_size()
-            copies = [(pages.clone(), pages.clone()) for _ in range(CACHE_BYTES // num_bytes + 1)]
+            keys, values = (
+                x if kv_format is KvFormat.F16 else encode_pages(x, kv_format, values=values)
+                for values in (False, True)
+            )
+            num_bytes = 2 * keys.nbytes
+            copies = [(keys.clone(), values.clone()) for _ in range(CACHE_BYTES // num_bytes + 1)]
             for num_rows in (1, 8, 16, 21) if kv_format in ("f16", "tq3_0") else (1,):
                 for split in (512, 1024, 2048, 4096) if sweep else (1024, 2048):
                     _bench_rows(report, copies, kv_format, num_rows, split)

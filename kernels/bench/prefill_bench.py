@@ -80,8 +80,13 @@ def _bench_history(
         exact_before = EXACT_BEFORE
         pages = (history - EXACT_BEFORE) // PAGE
         stored = [
-            torch.cat([encode_pages(_random_pages(part), kv_format) for part in _parts(pages)])
-            for _ in range(2)
+            torch.cat(
+                [
+                    encode_pages(_random_pages(part), kv_format, values=values)
+                    for part in _parts(pages)
+                ]
+            )
+            for values in (False, True)
         ]
         packed = PackedHistory(*stored, _shuffled(pages), kv_format, kv_format)
     exact_pages = _shuffled((exact_before + ROWS) // PAGE)

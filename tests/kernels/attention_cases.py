@@ -52,7 +52,7 @@ def make_case(
     num_pages = 1 + max(page for rows in sequences for page in rows.pages)
     shape = (num_pages, heads[0], page_tokens, head_dim)
     stored, plain = [], []
-    for kv_format in formats:
+    for part, kv_format in enumerate(formats):
         pages = normal(*shape)
         if kv_format is KvFormat.F16:
             for rows in sequences:  # tokens that nobody sees
@@ -62,8 +62,10 @@ def make_case(
             stored.append(pages)
             plain.append(pages)
             continue
-        stored.append(encode_pages(pages, kv_format))
-        decoded = decode_pages(stored[-1], kv_format, page_tokens=page_tokens, head_dim=head_dim)
+        stored.append(encode_pages(pages, kv_format, values=part == 1))
+        decoded = decode_pages(
+            stored[-1], kv_format, page_tokens=page_tokens, head_dim=head_dim, values=part == 1
+        )
         plain.append(decoded)
     num_rows = sum(rows.num_rows for rows in sequences)
     q = normal(num_rows, heads[0] * heads[1], head_dim).float()

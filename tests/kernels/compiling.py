@@ -165,7 +165,8 @@ def encode(sm: int, kv_format: str, head_dim: str):
         "DIM": dim, "GROUP": group, "STAGES": group.bit_length() - 1 if fmt.rotated else 0,
         "BLOCK": scale_block(fmt, dim), "TOKENS": 8, "SIZE": layout.size, "HIGH": layout.high,
         "SCALES": layout.scales, "BITS": 8 if fmt is KvFormat.Q8_0 else 4,
-        "LEVELS": {KvFormat.TQ3_0: 4, KvFormat.TQ4: 8}.get(fmt, 0), "HAS_OFFSETS": True,
+        "LEVELS": {KvFormat.TQ3_0: 4, KvFormat.TQ4: 8}.get(fmt, 0), "VALUE_TILES": 0,
+        "HAS_OFFSETS": True,
     }  # fmt: skip
     pointers = {
         "x": "*fp16", "offsets": "*fp32", "first": "*fp32", "last": "*fp32", "out": "*u8",
@@ -244,7 +245,7 @@ def unpack_pages(sm: int, kv_format: str, head_dim: str):
     fmt, dim = KvFormat(kv_format), int(head_dim)
     constants = {
         "SIZE": page_layout(fmt, 256, dim).size, "DIM": dim, "PAGE": 256,
-        "FORMAT": list(KvFormat).index(fmt), "T": UNPACKED_TOKENS, "PTX": True,
+        "FORMAT": list(KvFormat).index(fmt), "VALUES": True, "T": UNPACKED_TOKENS, "PTX": True,
     }  # fmt: skip
     pointers = {"pages": "*u8", "page_list": "*i32", "out": "*fp16"}
     return compile_kernel(prefill_kernel.unpack_kernel, pointers, constants, sm=sm, warps=4)

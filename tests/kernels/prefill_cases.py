@@ -101,15 +101,16 @@ def make_case(
         listed = scattered(packed_pages)
         for part, kv_format in enumerate(formats):
             shape = (packed_pages + SPARE_PAGES, num_kv_heads, page_tokens, head_dim)
-            pages = encode_pages(normal(*shape), kv_format)
+            pages = encode_pages(normal(*shape), kv_format, values=part == 1)
             apart = torch.full(
                 (len(pages), 2, *pages.shape[1:]), 255, dtype=torch.uint8, device=device
             )
             apart[:, 1] = pages
             stored.append(apart[:, 1])
             decoded = decode_pages(
-                pages[listed.long()], kv_format, page_tokens=page_tokens, head_dim=head_dim
-            )
+                pages[listed.long()], kv_format, page_tokens=page_tokens, head_dim=head_dim,
+                values=part == 1,
+            )  # fmt: skip
             plain[part].append(decoded.transpose(0, 1).flatten(1, 2))
     for part in (0, 1):
         tokens = normal(num_kv_heads, num_pages * page_tokens, head_dim)

@@ -138,6 +138,42 @@ def test_a_constant_offset_of_keys_is_taken_off_first():
     assert correlation(round_trip(keys, KvFormat.TQ3_0)) < 0.5  # why offsets are there
 
 
+@pytest.mark.parametrize("head_dim", [32, 64, 256])
+@pytest.mark.parametrize("tokens", [32, 64, 96, 128])
+def test_values_are_laid_out_in_another_way_but_decode_to_the_same(head_dim, tokens):
+    x = normal(2, 2, tokens, head_dim)
+    pages = encode_pages(x, KvFormat.TQ3_0, values=True)
+    assert not torch.equal(pages, encode_pages(x, KvFormat.TQ3_0))
+    found = decode_pages(pages, KvFormat.TQ3_0, page_tokens=tokens, head_dim=head_dim, values=True)
+    assert torch.equal(found, round_trip(x, KvFormat.TQ3_0))
+
+
+@pytest.mark.parametrize("values", [False, True])
+def test_codes_and_scales_of_tq3_are_where_a_thread_reads_them(values):
+    head_dim, tokens = 128, 128
+    layout = page_layout(KvFormat.TQ3_0, tokens, head_dim)
+    page = encode_pages(normal(1, 1, tokens, head_dim), KvFormat.TQ3_0, values=values)
+    decoded = decode_pages(
+        page, KvFormat.TQ3_0, page_tokens=tokens, head_dim=head_dim, values=values, rotated=True
+    )[0, 0]
+    low, high = page[0, 0, : layout.high], page[0, 0, layout.high : layout.scales]
+    scales = page[0, 0, layout.scales :].view(torch.float16)
+    for t, d in ((0, 0), (1, 40), (9, 127), (22, 3), (63, 16), (64, 8), (101, 77), (127, 127)):
+        block, c = d // 32, d % 32 // 8
+        group, nibble, scale = (t * 4 + c) * 4 + block, d % 8, t * 4 + block
+        if values:
+            part, tile, pair = t // 64 * 4 + block, t % 64 // 16, t % 8 // 2
+            lane, of_four = d % 8 * 4 + pair, t % 16 // 8 * 2 + t % 2
+            group = ((part * 32 + lane) * 4 + tile) * 2 + d % 32 // 16
+            nibble = d % 16 // 8 * 4 + of_four
+            scale = ((part * 4 + pair) * 4 + tile) * 4 + of_four
+        words = low.view(torch.int32), high.view(torch.int32)
+        level = int(words[0][group // 2]) >> (4 * nibble + 2 * (group % 2)) & 3
+        sign = int(words[1][group // 4]) >> (4 * nibble + group % 4) & 1
+        expected = TQ3_LEVELS[level] / LEVEL_UNITS * float(scales[scale]) * (1 - 2 * sign)
+        assert float(decoded[t, d]) == pytest.approx(expected, rel=1e-6)
+
+
 @pytest.mark.parametrize("kv_format", KvFormat)
 @pytest.mark.parametrize("chunk", [1, 16, 75])
 def test_chunks_do_not_change_what_is_stored(kv_format, chunk):
@@ -182,6 +218,19 @@ def test_interpreted_kernel_gives_the_same_bytes(kv_format, head_dim, monkeypatc
     assert torch.equal(pages, expected)
 
 
+@pytest.mark.parametrize(("head_dim", "tokens"), [(32, 96), (64, 64)])
+def test_interpreted_kernel_gives_the_same_bytes_of_values(head_dim, tokens, monkeypatch):
+    pytest.importorskip("triton")
+    guard = GuardedMemory()
+    x = guard.place(normal(1, 2, tokens, head_dim).half())
+    expected = encode_pages(x, KvFormat.TQ3_0, values=True)
+    with monkeypatch.context() as patch:
+        patch.setattr(torch, "empty", guard.empty)
+        pages = encode_pages(x, KvFormat.TQ3_0, values=True, backend=Backend.TRITON)
+    guard.check()
+    assert torch.equal(pages, expected)
+
+
 def test_interpreted_rotation_gives_the_same_bits():
     pytest.importorskip("triton")
     x = normal(3, 2, 128)
@@ -200,6 +249,7 @@ def test_interpreted_rotation_gives_the_same_bits():
         (torch.zeros(1, 1, 1, 32), {"offsets": torch.zeros(2, 32)}, "offsets"),
         (torch.zeros(1, 1, 1, 32), {"out": torch.zeros(1, 1, 14)}, "out"),
         (torch.zeros(1, 1, 1, 384), {"backend": Backend.TRITON}, "384"),
+        (torch.zeros(1, 1, 48, 64), {"values": True}, "48 values a page"),
     ],
 )
 def test_pages_that_cannot_be_encoded_are_refused(x, options, message):

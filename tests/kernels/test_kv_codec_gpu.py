@@ -32,6 +32,18 @@ def test_bytes_equal_those_of_the_cpu(kv_format, dtype, monkeypatch):
         assert torch.equal(pages.cpu(), expected), (head_dim, tokens)
 
 
+@pytest.mark.parametrize("head_dim", [32, 64, 128, 256])
+def test_bytes_of_values_equal_those_of_the_cpu(head_dim, monkeypatch):
+    for tokens in (32, 96, 256):
+        guard = GuardedMemory()
+        x = guard.place(torch.randn(3, 2, tokens, head_dim, device="cuda").half())
+        with monkeypatch.context() as patch:
+            patch.setattr(torch, "empty", guard.empty)
+            pages = encode_pages(x, KvFormat.TQ3_0, values=True, backend=Backend.TRITON)
+        guard.check()
+        assert torch.equal(pages.cpu(), encode_pages(x.cpu(), KvFormat.TQ3_0, values=True)), tokens
+
+
 def test_values_that_are_not_finite_show():
     x = torch.randn(1, 2, 4, 128, device="cuda")
     x[0, 0, 1, 5] = float("nan")

@@ -5,7 +5,7 @@ import struct
 
 import pytest
 
-from ragflash_kernels.kv_codec.formats import LEVEL_UNITS, TQ3_LEVELS, TQ4_LEVELS
+from ragflash_kernels.kv_codec.formats import LEVEL_UNITS, TQ4_LEVELS
 from ragflash_kernels.paged_attention import ptx as attention_ptx
 from ragflash_kernels.qmatmul import ptx as product_ptx
 from ragflash_kernels.qmatmul.formats import IQ4_VALUES
@@ -56,22 +56,6 @@ def halves(words: list[int]) -> list[float]:
 
 def as_half(value: float) -> float:
     return struct.unpack("<e", struct.pack("<e", value))[0]
-
-
-@pytest.mark.parametrize("quarter", range(4))
-@pytest.mark.parametrize("second", [0, 1])
-def test_values_of_tq3(quarter, second):
-    for low in range(0, 256, 5):
-        for high in range(0, 256, 15):
-            words = {"$2": low * 0x01010101 ^ 0x00FF00FF, "$3": high * 0x01010101,
-                     "$4": MASK * second}  # fmt: skip
-            found = carry_out(attention_ptx.tq3_values(quarter), words)
-            sign = -1 if high >> (2 * quarter + second) & 1 else 1
-            expected = []
-            for byte in (low ^ 255, low, low ^ 255, low):
-                level = TQ3_LEVELS[byte >> 2 * quarter & 3]
-                expected.append(as_half(sign * level / LEVEL_UNITS))
-            assert halves([found["$0"], found["$1"]]) == expected
 
 
 @pytest.mark.parametrize("quarter", range(4))

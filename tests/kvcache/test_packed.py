@@ -51,11 +51,12 @@ def test_pages_are_packed_in_all_layers_and_no_others_change(kv_format):
         pool.page(page).fill_(7)
     pool.encode(exact, [PageConversion(3, 1), PageConversion(0, 4)])
     for layer in range(2):
-        for packed, floats in (
-            (pool.keys(layer), exact.keys(layer)),
-            (pool.values(layer), exact.values(layer)),
+        for values, packed, floats in (
+            (False, pool.keys(layer), exact.keys(layer)),
+            (True, pool.values(layer), exact.values(layer)),
         ):
-            assert torch.equal(packed[[1, 4]], encode_pages(floats[[3, 0]], pool.kv_format))
+            encoded = encode_pages(floats[[3, 0]], pool.kv_format, values=values)
+            assert torch.equal(packed[[1, 4]], encoded)
         keys, _ = pool.decode(layer, (4, 1))
         head_dim = LAYOUT.layers[layer].head_dim
         expected = decode_pages(

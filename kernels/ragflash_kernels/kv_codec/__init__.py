@@ -11,6 +11,7 @@ from ragflash_kernels.kv_codec.formats import (
     PageLayout,
     cache_bytes,
     page_layout,
+    value_tiles,
 )
 from ragflash_kernels.kv_codec.reference import (
     bounded,
@@ -38,6 +39,7 @@ def encode_pages(
     x: torch.Tensor,
     kv_format: KvFormat,
     *,
+    values: bool = False,
     offsets: torch.Tensor | None = None,
     out: torch.Tensor | None = None,
     backend: Backend | None = None,
@@ -51,6 +53,8 @@ def encode_pages(
         x: Floats `[P, Hkv, T, D]`, the last dimension contiguous; D is 32, 64 or a multiple of
             128. The Triton kernel wants D to be a power of two.
         kv_format: Not `F16` for the Triton kernel.
+        values: They are values, not keys. `TQ3_0` lays these out differently, see `formats.py`, and
+            wants a multiple of 32 of them a page.
         offsets: float32 `[Hkv, D]`, subtracted first: a constant of the model, for keys whose
             channels have large means, which a softmax does not see.
         out: Written and returned when given.
@@ -66,6 +70,7 @@ def encode_pages(
     if x.dim() != 4 or x.dtype not in _FLOATS or x.stride(3) != 1:
         raise KernelInputError(f"x is {x.dtype} {tuple(x.shape)}, not floats [P, Hkv, T, D]")
     pages, heads, page_tokens, head_dim = x.shape
+    values = _in_tiles(kv_format, page_tokens, values=values)
     if offsets is not None and (
         offsets.shape != (heads, head_dim) or offsets.dtype != torch.float32
     ):
@@ -82,12 +87,12 @@ def encode_pages(
             raise KernelInputError(f"no kernel encodes {kv_format} of {head_dim} values a head")
         from ragflash_kernels.kv_codec.launch import encode_triton  # noqa: PLC0415 - lazy
 
-        encode_triton(x, kv_format, offsets, out)
+        encode_triton(x, kv_format, offsets, out, values=values)
         return out
-    values = bounded(x if offsets is None else x.float() - offsets[:, None])
+    wide = bounded(x if offsets is None else x.float() - offsets[:, None])
     if kv_format.rotated:
-        values = rotate_reference(values, inverse=False)
-    encode_reference(values.flatten(0, 1), kv_format, out.view(-1, shape[2]))
+        wide = rotate_reference(wide, inverse=False)
+    encode_reference(wide.flatten(0, 1), kv_format, out.view(-1, shape[2]), values=values)
     return out
 
 
@@ -97,6 +102,7 @@ def decode_pages(
     *,
     page_tokens: int,
     head_dim: int,
+    values: bool = False,
     rotated: bool = False,
 ) -> torch.Tensor:
     """Decode what `encode_pages` returned, offsets left out: float32 `[P, Hkv, T, D]`.
@@ -106,6 +112,7 @@ def decode_pages(
         kv_format: As given there.
         page_tokens: T.
         head_dim: D.
+        values: As given there.
         rotated: Leave values rotated, as attention reads them.
 
     Raises:
@@ -116,10 +123,11 @@ def decode_pages(
         raise KernelInputError(
             f"pages are {pages.dtype} {tuple(pages.shape)}, not uint8 [P, Hkv, {size}]"
         )
-    values = decode_reference(pages.flatten(0, 1), kv_format, page_tokens, head_dim)
+    values = _in_tiles(kv_format, page_tokens, values=values)
+    decoded = decode_reference(pages.flatten(0, 1), kv_format, page_tokens, head_dim, values=values)
     if kv_format.rotated and not rotated:
-        values = rotate_reference(values, inverse=True)
-    return values.view(*pages.shape[:2], page_tokens, head_dim)
+        decoded = rotate_reference(decoded, inverse=True)
+    return decoded.view(*pages.shape[:2], page_tokens, head_dim)
 
 
 def rotate(
@@ -164,6 +172,15 @@ def check_finite(x: torch.Tensor, *, label: str) -> None:
         raise KernelInputError(
             f"{label}: page {page}, head {head}, token {token}, channel {channel} is not finite"
         )
+
+
+def _in_tiles(kv_format: KvFormat, page_tokens: int, *, values: bool) -> bool:
+    """Return whether a page is laid out as values in tiles are."""
+    if not values or kv_format is not KvFormat.TQ3_0:
+        return False
+    if not value_tiles(page_tokens):
+        raise KernelInputError(f"{page_tokens} values a page; {kv_format} wants a multiple of 32")
+    return True
 
 
 def _check_head_dim(x: torch.Tensor) -> None:

@@ -1,9 +1,21 @@
 """Formats of cached keys and values, and how a page of them is laid out; no torch.
 
 A page of one head is, for its T tokens of D values, in order: a low plane, a high plane (`TQ3_0`
-only) and float16 scales, each token after token. Where a byte holds several values they lie far
-apart: byte b of a token's plane has, from its lowest bits on, values b, b + n, b + 2 n …, n being
-the plane's bytes a token. So a kernel unpacks D / 4 neighbours with one shift.
+only) and float16 scales. But for `TQ3_0` each is token after token, and where a byte holds two
+values they lie far apart: byte b of a token's plane has values b and b + D / 2.
+
+`TQ3_0` is laid out for matrix instructions (PTX ISA, `mma.m16n8k32` and `m16n8k16`): a thread
+reads its fragments as they lie. Codes, a sign and two bits of a level, stand in groups of eight,
+one for each nibble of a word. Word k of the low plane has in its nibbles the two level bits of
+groups 2 k and 2 k + 1, word k of the high plane the signs of groups 4 k … 4 k + 3, the first one
+lowest. What a group is, and in which order groups and scales stand, differs:
+
+- keys: token after token, for c in 0 … 3, for each block b of 32 values: values 32 b + 8 c … + 7.
+  Scales: token after token.
+- values: for each TILE_TOKENS · n tokens (`value_tiles` is n), for each block b, for g in 0 … 7,
+  for c in 0 … 3, for each tile u of the n, for m in 0, 1: values 32 b + 16 m + g and + 8 of tokens
+  16 u + 2 c + (0, 1, 8, 9), the four tokens of the first value first. Scales: for each block b,
+  each c, each u: of those four tokens.
 """
 
 from dataclasses import dataclass
@@ -14,6 +26,7 @@ ROTATION_VERSION = (
     1  # of `signs`: what was stored under other signs is unreadable, and no error says so
 )
 MAX_GROUP = 128
+TILE_TOKENS = 16  # of a matrix instruction
 
 
 class KvFormat(StrEnum):
@@ -63,6 +76,14 @@ def rotation_group(head_dim: int) -> int:
 def scale_block(kv_format: KvFormat, head_dim: int) -> int:
     """Return how many neighbours share a scale."""
     return rotation_group(head_dim) if kv_format is KvFormat.TQ4 else 32
+
+
+def value_tiles(page_tokens: int) -> int:
+    """Return how many tiles of `TQ3_0` values stand together: 4, 2, or 0 where none do.
+
+    A page of values has a multiple of 32 tokens.
+    """
+    return {0: 4, 32: 2}.get(page_tokens % 64, 0)
 
 
 def page_layout(kv_format: KvFormat, page_tokens: int, head_dim: int) -> PageLayout:

@@ -89,31 +89,86 @@ def _quantize_levels(blocks, R: tl.constexpr, BLOCK: tl.constexpr, WHICH: tl.con
 
 
 @triton.jit
-def _store_fields(place, codes, token, here, TOKENS: tl.constexpr, DIM: tl.constexpr,
-                  BITS: tl.constexpr):  # fmt: skip
-    """Pack fields of a plane, values far apart, and store it."""
-    fields: tl.constexpr = 8 // BITS
-    width: tl.constexpr = DIM // fields
-    shifts = tl.arange(0, fields) * BITS
-    packed = tl.sum(tl.reshape(codes, (TOKENS, fields, width)) << shifts[None, :, None], 1)
-    at = token[:, None] * width + tl.arange(0, width)[None, :]
-    tl.store(place + at, packed.to(tl.uint8), mask=here[:, None])
+def _fold(x, step: tl.constexpr, A: tl.constexpr, N: tl.constexpr, B: tl.constexpr):
+    """Return int32 `[A, B]`: the N of `[A, N, B]` as fields of a word, `step` bits apart."""
+    shifts = tl.arange(0, N) * step
+    return tl.sum(tl.reshape(x, (A, N, B)) << shifts[None, :, None], 1)
 
 
 @triton.jit
-def _store_codes(low, high, codes, token, here, TOKENS: tl.constexpr, DIM: tl.constexpr,
-                 BITS: tl.constexpr, LEVELS: tl.constexpr):  # fmt: skip
+def _store_pairs(low, codes, token, here, TOKENS: tl.constexpr, DIM: tl.constexpr):
+    """Store nibbles, those that are DIM / 2 apart in a byte."""
+    at = token[:, None] * (DIM // 2) + tl.arange(0, DIM // 2)[None, :]
+    packed = _fold(codes, 4, TOKENS, 2, DIM // 2)
+    tl.store(low + at, packed.to(tl.uint8), mask=here[:, None])
+
+
+@triton.jit
+def _store_keys(low, high, codes, first, page_tokens, TOKENS: tl.constexpr, DIM: tl.constexpr):
+    """Store the planes of TQ3_0 keys, from token `first` on."""
+    groups: tl.constexpr = TOKENS * DIM // 8
+    codes = tl.permute(tl.reshape(codes, (TOKENS, DIM // 32, 4, 8)), (0, 2, 1, 3))
+    codes = _fold(codes, 4, groups * 4, 2, 1)  # two neighbours of a group: a byte
+    at = tl.arange(0, groups * 2)
+    place = low + first * (DIM // 4) + at
+    packed = tl.reshape(_fold(codes & 0x33, 2, groups // 2, 2, 4), (groups * 2,))
+    tl.store(place, packed.to(tl.uint8), mask=at < (page_tokens - first) * (DIM // 4))
+    at = tl.arange(0, groups)
+    place = high + first * (DIM // 8) + at
+    packed = tl.reshape(_fold((codes >> 2) & 0x11, 1, groups // 4, 4, 4), (groups,))
+    tl.store(place, packed.to(tl.uint8), mask=at < (page_tokens - first) * (DIM // 8))
+
+
+@triton.jit
+def _store_values(low, high, codes, first, DIM: tl.constexpr, TILES: tl.constexpr):
+    """Store the planes of 32 tokens of TQ3_0 values, from token `first` on."""
+    part = first // (16 * TILES) * (DIM // 32)
+    tile = first % (16 * TILES) // 16
+    i = tl.arange(0, 16)[:, None, None]  # tile, half of it, c
+    b = tl.arange(0, DIM // 32)[None, :, None]
+    k = tl.arange(0, 16)[None, None, :]  # half of 16 values, g
+    lane = k % 8 * 4 + i % 4
+    byte = k // 8 * 2 + i // 4 % 2
+    codes = tl.reshape(_fold(codes, 4, 16, 2, DIM), (16 * DIM // 32, 2, 16))
+    packed = _fold(codes & 0x33, 2, 16 * DIM // 32, 2, 16)
+    word = ((part + b) * 32 + lane) * TILES + tile + i // 8
+    packed = tl.reshape(packed, (16, DIM // 32, 16)).to(tl.uint8)
+    tl.store(low + word * 4 + byte, packed)
+    packed = _fold((codes >> 2) & 0x11, 1, 16 * DIM // 32, 2, 16)
+    packed = _fold(packed, 2, 1, 2, DIM * 4)
+    i = tl.arange(0, 8)[:, None, None]
+    word = ((part + b) * 32 + k % 8 * 4 + i % 4) * (TILES // 2) + tile // 2
+    packed = tl.reshape(packed, (8, DIM // 32, 16)).to(tl.uint8)
+    tl.store(high + word * 4 + k // 8 * 2 + i // 4, packed)
+
+
+@triton.jit
+def _store_value_scales(place, scales, first, DIM: tl.constexpr, TILES: tl.constexpr):
+    """Store the scales of 32 tokens of TQ3_0 values, `[32, DIM / 32]`."""
+    t = tl.arange(0, 32)[:, None]
+    b = first // (16 * TILES) * (DIM // 32) + tl.arange(0, DIM // 32)[None, :]
+    tile = first % (16 * TILES) // 16 + t // 16
+    at = ((b * 4 + t % 8 // 2) * TILES + tile) * 4 + t % 16 // 8 * 2 + t % 2
+    tl.store(place + at, scales)
+
+
+@triton.jit
+def _store_codes(low, high, codes, first, token, here, page_tokens, TOKENS: tl.constexpr,
+                 DIM: tl.constexpr, BITS: tl.constexpr, LEVELS: tl.constexpr,
+                 VALUE_TILES: tl.constexpr):  # fmt: skip
     """Store int32 `[TOKENS, DIM]` in the planes of a format."""
     if BITS == 8:
         at = token[:, None] * DIM + tl.arange(0, DIM)[None, :]
         tl.store(low + at, codes.to(tl.uint8), mask=here[:, None])
     elif LEVELS == 4:
-        _store_fields(low, codes & 3, token, here, TOKENS, DIM, 2)
-        _store_fields(high, codes >> 2, token, here, TOKENS, DIM, 1)
+        if VALUE_TILES > 0:
+            _store_values(low, high, codes, first, DIM, VALUE_TILES)
+        else:
+            _store_keys(low, high, codes, first, page_tokens, TOKENS, DIM)
     elif LEVELS == 8:
-        _store_fields(low, codes, token, here, TOKENS, DIM, 4)
+        _store_pairs(low, codes, token, here, TOKENS, DIM)
     else:
-        _store_fields(low, codes + 8, token, here, TOKENS, DIM, 4)
+        _store_pairs(low, codes + 8, token, here, TOKENS, DIM)
 
 
 @triton.jit(
@@ -123,7 +178,8 @@ def encode_kernel(
     x, offsets, first, last, out, page_stride, head_stride, token_stride, page_tokens, heads,
     root, DIM: tl.constexpr, GROUP: tl.constexpr, STAGES: tl.constexpr, BLOCK: tl.constexpr,
     TOKENS: tl.constexpr, SIZE: tl.constexpr, HIGH: tl.constexpr, SCALES: tl.constexpr,
-    BITS: tl.constexpr, LEVELS: tl.constexpr, HAS_OFFSETS: tl.constexpr,
+    BITS: tl.constexpr, LEVELS: tl.constexpr, VALUE_TILES: tl.constexpr,
+    HAS_OFFSETS: tl.constexpr,
 ):  # fmt: skip
     """Rotate, quantise and pack TOKENS tokens of one page and head.
 
@@ -133,11 +189,13 @@ def encode_kernel(
 
     GROUP values are rotated together in STAGES = log2(GROUP) steps (0: not at all), BLOCK values
     have one scale; SIZE, HIGH and SCALES are those of `PageLayout`. LEVELS is 0 for uniform steps
-    of BITS bits, else the number of levels of absolute values.
+    of BITS bits, else the number of levels of absolute values. VALUE_TILES is 0, or `value_tiles`
+    for values that are stored in tiles; TOKENS is 32 then.
     """
     page = tl.program_id(0) // heads
     head = tl.program_id(0) % heads
-    token = tl.program_id(1) * TOKENS + tl.arange(0, TOKENS)
+    first_token = tl.program_id(1) * TOKENS
+    token = first_token + tl.arange(0, TOKENS)
     here = token < page_tokens
     d = tl.arange(0, DIM)[None, :]
     place = x + page.to(tl.int64) * page_stride + head * head_stride
@@ -158,11 +216,18 @@ def encode_kernel(
     else:
         codes, scales = _quantize_levels(blocks, rows, BLOCK, LEVELS // 4 - 1, LEVELS)
     codes = tl.reshape(codes, (TOKENS, DIM))
-    _store_codes(target, target + HIGH, codes, token, here, TOKENS, DIM, BITS, LEVELS)
+    _store_codes(
+        target, target + HIGH, codes, first_token, token, here, page_tokens, TOKENS, DIM, BITS,
+        LEVELS, VALUE_TILES,
+    )  # fmt: skip
     per_token: tl.constexpr = DIM // BLOCK
-    at = token[:, None] * per_token + tl.arange(0, per_token)[None, :]
     halves = (target + SCALES).to(tl.pointer_type(tl.float16))
-    tl.store(halves + at, tl.reshape(scales, (TOKENS, per_token)), mask=here[:, None])
+    scales = tl.reshape(scales, (TOKENS, per_token))
+    if VALUE_TILES > 0:
+        _store_value_scales(halves, scales, first_token, DIM, VALUE_TILES)
+    else:
+        at = token[:, None] * per_token + tl.arange(0, per_token)[None, :]
+        tl.store(halves + at, scales, mask=here[:, None])
 
 
 @triton.jit(do_not_specialize=["rows", "row_stride"])

@@ -16,6 +16,7 @@ from ragflash_kernels.kv_codec.formats import (
     LARGEST_HALF,
     LEVEL_UNITS,
     SMALLEST_AMPLITUDE,
+    TILE_TOKENS,
     TQ3_EDGES,
     TQ3_LEVELS,
     TQ4_EDGES,
@@ -25,6 +26,7 @@ from ragflash_kernels.kv_codec.formats import (
     rotation_group,
     scale_block,
     signs,
+    value_tiles,
 )
 
 
@@ -56,7 +58,7 @@ def sign_vectors(group: int, device: torch.device) -> tuple[Tensor, Tensor]:
     return first, last
 
 
-def encode_reference(x: Tensor, kv_format: KvFormat, out: Tensor) -> None:
+def encode_reference(x: Tensor, kv_format: KvFormat, out: Tensor, *, values: bool) -> None:
     """Quantise float32 `[N, T, D]`, bounded and rotated, into bytes `[N, size of a page]`."""
     count, tokens, head_dim = x.shape
     layout = page_layout(kv_format, tokens, head_dim)
@@ -78,9 +80,15 @@ def encode_reference(x: Tensor, kv_format: KvFormat, out: Tensor) -> None:
         case KvFormat.TQ3_0:
             codes, scales = _quantize_levels(blocks, TQ3_LEVELS, TQ3_EDGES)
     codes = codes.to(torch.int32).reshape(count, tokens, head_dim)
-    planes = _planes(codes, kv_format)
-    out[:, : layout.scales] = torch.cat([plane.flatten(1) for plane in planes], 1)
-    out[:, layout.scales :] = scales.view(count, -1).view(torch.uint8)
+    if kv_format is KvFormat.TQ3_0:
+        out[:, : layout.scales] = _planes(_groups(codes, values=values))
+        if values:
+            scales = _split_values(scales.view(count, tokens, -1)).permute(*_VALUE_SCALES)
+    elif kv_format is KvFormat.Q8_0:
+        out[:, : layout.scales] = codes.to(torch.int8).view(torch.uint8).flatten(1)
+    else:
+        out[:, : layout.scales] = _pairs(codes).flatten(1)
+    out[:, layout.scales :] = scales.reshape(count, -1).view(torch.uint8)
 
 
 def _quantize_uniform(
@@ -123,24 +131,78 @@ def _sum(whole: Tensor) -> Tensor:
     return whole.sum(1, keepdim=True, dtype=torch.int32).float()
 
 
-def _planes(codes: Tensor, kv_format: KvFormat) -> list[Tensor]:
-    """Pack int32 `[N, T, D]` into the low plane and, of TQ3_0, the high plane."""
-    if kv_format is KvFormat.Q8_0:
-        return [codes.to(torch.int8).view(torch.uint8)]
-    if kv_format is KvFormat.TQ3_0:
-        return [_fields(codes & 3, 2), _fields(codes >> 2, 1)]
-    return [_fields(codes, 4)]
+# Dimensions of values `[N, page parts, tiles, 8 of a tile, c, 1 of a tile, …]` as they are stored.
+_VALUE_GROUPS = (0, 1, 6, 9, 4, 2, 7, 8, 3, 5)  # then block, m, half of 16, g
+_VALUE_SCALES = (0, 1, 6, 4, 2, 3, 5)  # then block
 
 
-def _fields(codes: Tensor, bits: int) -> Tensor:
-    fields = codes.view(*codes.shape[:2], 8 // bits, -1)
-    packed = fields[:, :, 0].clone()
-    for i in range(1, 8 // bits):
-        packed |= fields[:, :, i] << (bits * i)
-    return packed.to(torch.uint8)
+def _split_values(x: Tensor) -> Tensor:
+    """View `[N, T, …]` as `[N, T / (16 n), n, 2, 4, 2, …]`, n being `value_tiles`."""
+    tiles = value_tiles(x.shape[1])
+    return x.reshape(len(x), -1, tiles, 2, 4, 2, *x.shape[2:])
 
 
-def decode_reference(pages: Tensor, kv_format: KvFormat, page_tokens: int, head_dim: int) -> Tensor:
+def _groups(codes: Tensor, *, values: bool) -> Tensor:
+    """Return codes `[N, T, D]` as they are stored, `[N, groups, 8]`."""
+    count, tokens, _ = codes.shape
+    if values:
+        blocks = codes.view(count, tokens, -1, 2, 2, 8)
+        return _split_values(blocks).permute(*_VALUE_GROUPS).reshape(count, -1, 8)
+    return codes.view(count, tokens, -1, 4, 8).transpose(2, 3).reshape(count, -1, 8)
+
+
+def _ungroup(groups: Tensor, tokens: int, *, values: bool) -> Tensor:
+    """Undo `_groups`."""
+    if not values:
+        return groups.view(len(groups), tokens, 4, -1, 8).transpose(2, 3).flatten(2)
+    tiles = value_tiles(tokens)
+    parts = tokens // (TILE_TOKENS * tiles)
+    spread = groups.view(len(groups), parts, -1, 8, 4, tiles, 2, 2, 2, 2)
+    return _back(spread, _VALUE_GROUPS).reshape(len(groups), tokens, -1)
+
+
+def _ungroup_scales(scales: Tensor, tokens: int) -> Tensor:
+    """Return scales of values as `[N, T, blocks]`."""
+    tiles = value_tiles(tokens)
+    spread = scales.view(len(scales), tokens // (TILE_TOKENS * tiles), -1, 4, tiles, 2, 2)
+    return _back(spread, _VALUE_SCALES).reshape(len(scales), tokens, -1)
+
+
+def _back(x: Tensor, order: tuple[int, ...]) -> Tensor:
+    return x.permute(*sorted(range(len(order)), key=order.__getitem__))
+
+
+def _planes(groups: Tensor) -> Tensor:
+    """Pack int32 `[N, groups, 8]` into bytes of the low plane, then of the high plane."""
+    level, negative = groups & 3, groups >> 2
+    low = level[:, 0::2] | level[:, 1::2] << 2
+    high = negative[:, 0::4].clone()
+    for i in range(1, 4):
+        high |= negative[:, i::4] << i
+    both = torch.cat((low, high), 1)
+    return (both[..., 0::2] | both[..., 1::2] << 4).flatten(1).to(torch.uint8)
+
+
+def _unpack_planes(low: Tensor, high: Tensor) -> Tensor:
+    """Undo `_planes`: return int32 `[N, groups, 8]`."""
+    levels, negative = (
+        torch.stack((plane & 15, plane >> 4), -1).int().view(len(plane), -1, 8)
+        for plane in (low, high)
+    )
+    return torch.stack((levels & 3, levels >> 2), 2).flatten(1, 2) | (
+        torch.stack([negative >> i & 1 for i in range(4)], 2).flatten(1, 2) << 2
+    )
+
+
+def _pairs(codes: Tensor) -> Tensor:
+    """Pack nibbles int32 `[N, T, D]`, those that are D / 2 apart into a byte."""
+    first, second = codes.chunk(2, 2)
+    return (first | second << 4).to(torch.uint8)
+
+
+def decode_reference(
+    pages: Tensor, kv_format: KvFormat, page_tokens: int, head_dim: int, *, values: bool
+) -> Tensor:
     """Return what bytes `[N, size of a page]` stand for, still rotated: float32 `[N, T, D]`."""
     layout = page_layout(kv_format, page_tokens, head_dim)
     if kv_format is KvFormat.F16:
@@ -149,16 +211,18 @@ def decode_reference(pages: Tensor, kv_format: KvFormat, page_tokens: int, head_
     scales = pages[:, layout.scales :].contiguous().view(torch.float16).float()
     match kv_format:
         case KvFormat.Q8_0:
-            values = low.view(torch.int8).float()
+            decoded = low.view(torch.int8).float()
         case KvFormat.Q4_0:
-            values = _unpack_fields(low, 4).float() - 8
+            decoded = _unpack_pairs(low).float() - 8
         case KvFormat.TQ4:
-            values = _signed_levels(TQ4_LEVELS, low.device)[_unpack_fields(low, 4)]
+            decoded = _signed_levels(TQ4_LEVELS, low.device)[_unpack_pairs(low)]
         case _:
-            high = pages[:, layout.high : layout.scales].reshape(len(pages), page_tokens, -1)
-            codes = _unpack_fields(low, 2) | _unpack_fields(high, 1) << 2
-            values = _signed_levels(TQ3_LEVELS, low.device)[codes]
-    blocks = values.reshape(scales.numel(), -1) * scales.view(-1, 1)
+            groups = _unpack_planes(low.flatten(1), pages[:, layout.high : layout.scales])
+            codes = _ungroup(groups, page_tokens, values=values)
+            decoded = _signed_levels(TQ3_LEVELS, low.device)[codes]
+            if values:
+                scales = _ungroup_scales(scales, page_tokens)
+    blocks = decoded.reshape(scales.numel(), -1) * scales.reshape(-1, 1)
     return blocks.view(len(pages), page_tokens, head_dim)
 
 
@@ -167,6 +231,5 @@ def _signed_levels(levels: tuple[int, ...], device: torch.device) -> Tensor:
     return both.float() / LEVEL_UNITS
 
 
-def _unpack_fields(plane: Tensor, bits: int) -> Tensor:
-    mask = (1 << bits) - 1
-    return torch.cat([(plane.int() >> shift) & mask for shift in range(0, 8, bits)], 2)
+def _unpack_pairs(plane: Tensor) -> Tensor:
+    return torch.cat((plane.int() & 15, plane.int() >> 4), 2)

@@ -8,105 +8,7 @@ packed plane yields with one shift (`kv_codec/formats.py`).
 import triton
 import triton.language as tl
 
-from ragflash_kernels.kv_codec.formats import LEVEL_UNITS, TQ3_LEVELS, TQ4_LEVELS
-from ragflash_kernels.paged_attention import ptx
-
-F16, Q8_0, Q4_0, TQ4, TQ3_0 = (tl.constexpr(i) for i in range(5))
-_TQ3 = tl.constexpr(tuple(level / LEVEL_UNITS for level in TQ3_LEVELS))
-_TQ3_PTX = tl.constexpr([ptx.tq3_values(quarter) for quarter in range(4)])
-_TQ3_CONSTRAINTS = tl.constexpr(ptx.TQ3_CONSTRAINTS)
-_TQ4_PTX = tl.constexpr([ptx.tq4_values(quarter) for quarter in range(4)])
-_TQ4_CONSTRAINTS = tl.constexpr(ptx.TQ4_CONSTRAINTS)
-_TQ4 = tl.constexpr(tuple(level / LEVEL_UNITS for level in TQ4_LEVELS))
-
-
-@triton.jit
-def _level(index, LEVELS: tl.constexpr, COUNT: tl.constexpr):
-    """Return float16 levels of indices whose sign bit follows the level's bits."""
-    magnitude = index & (COUNT - 1)
-    level = tl.full(index.shape, LEVELS[0], tl.float16)
-    for i in tl.static_range(1, COUNT):
-        level = tl.where(magnitude == i, tl.full(index.shape, LEVELS[i], tl.float16), level)
-    return tl.where(index >= COUNT, -level, level)
-
-
-@triton.jit
-def _scales(place, token, quarter: tl.constexpr, mask, N: tl.constexpr, DIM: tl.constexpr,
-            BLOCK: tl.constexpr):  # fmt: skip
-    """Return float16 `[N, DIM / 4]`: the scales of a quarter, from `[tokens, DIM / BLOCK]`."""
-    width: tl.constexpr = DIM // 4
-    halves = place.to(tl.pointer_type(tl.float16)) + token * (DIM // BLOCK)
-    if width <= BLOCK:
-        scale = tl.load(halves + quarter * width // BLOCK, mask=mask, other=0.0)[:, None]
-    else:
-        count: tl.constexpr = width // BLOCK
-        at = halves[:, None] + (quarter * count + tl.arange(0, count))[None, :]
-        scale = tl.load(at, mask=mask[:, None], other=0.0)
-        scale = tl.broadcast_to(scale[:, :, None], (N, count, BLOCK))
-        scale = tl.reshape(scale, (N, width))
-    return scale
-
-
-@triton.jit
-def _load_quarter(place, token, quarter: tl.constexpr, mask, N: tl.constexpr, DIM: tl.constexpr,
-                  PAGE: tl.constexpr, FORMAT: tl.constexpr, PTX: tl.constexpr):  # fmt: skip
-    """Return float16 `[N, DIM / 4]`: a quarter of the values of a page's tokens.
-
-    Args:
-        place: Where the page of a head begins, as bytes.
-        token: `[N]`, within the page.
-        quarter: 0 … 3.
-        mask: `[N]`: which tokens to read; others are 0.
-        N: Tokens.
-        DIM: Values of a head.
-        PAGE: Tokens of a page.
-        FORMAT: One of this module's.
-        PTX: On an NVIDIA card, not interpreted.
-    """
-    width: tl.constexpr = DIM // 4
-    e = tl.arange(0, width)[None, :]
-    t = token[:, None]
-    here = mask[:, None]
-    if FORMAT == F16:
-        halves = place.to(tl.pointer_type(tl.float16))
-        values = tl.load(halves + t * DIM + quarter * width + e, mask=here, other=0.0)
-    elif FORMAT == Q8_0:
-        codes = tl.load(place + t * DIM + quarter * width + e, mask=here, other=0)
-        scale = _scales(place + PAGE * DIM, token, quarter, mask, N, DIM, 32)
-        values = codes.to(tl.int8, bitcast=True).to(tl.float16) * scale
-    elif FORMAT == TQ3_0:
-        half: tl.constexpr = width // 2
-        low = tl.load(place + t * width + e, mask=here, other=0)
-        high = tl.load(place + PAGE * width + t * half + e % half, mask=here, other=0)
-        scale = _scales(place + PAGE * width * 3 // 2, token, quarter, mask, N, DIM, 32)
-        if PTX:
-            second = tl.broadcast_to((e // half * 255).to(tl.uint8), (N, width))
-            level = tl.inline_asm_elementwise(
-                _TQ3_PTX[quarter], _TQ3_CONSTRAINTS, [low, high, second],
-                dtype=tl.float16, is_pure=True, pack=4,
-            )  # fmt: skip
-        else:
-            sign = (high.to(tl.int32) >> (2 * quarter + e // half)) & 1
-            level = _level(((low.to(tl.int32) >> (2 * quarter)) & 3) | (sign << 2), _TQ3, 4)
-        values = level * scale
-    else:
-        pairs = tl.load(place + t * (2 * width) + quarter % 2 * width + e, mask=here, other=0)
-        index = (pairs.to(tl.int32) >> (quarter // 2 * 4)) & 15
-        if FORMAT == Q4_0:
-            scale = _scales(place + PAGE * 2 * width, token, quarter, mask, N, DIM, 32)
-            values = (index - 8).to(tl.float16) * scale
-        else:
-            group: tl.constexpr = min(DIM, 128)
-            scale = _scales(place + PAGE * 2 * width, token, quarter, mask, N, DIM, group)
-            if PTX:
-                level = tl.inline_asm_elementwise(
-                    _TQ4_PTX[quarter], _TQ4_CONSTRAINTS, [pairs],
-                    dtype=tl.float16, is_pure=True, pack=4,
-                )  # fmt: skip
-            else:
-                level = _level(index, _TQ4, 8)
-            values = level * scale
-    return values
+from ragflash_kernels.paged_attention.quarters import load_quarter
 
 
 @triton.jit
@@ -125,13 +27,13 @@ def _store_quarter(place, row, here, values, quarter: tl.constexpr, DIM: tl.cons
 def _scores(q0, q1, q2, q3, place, token, mask, N: tl.constexpr, DIM: tl.constexpr,
             PAGE: tl.constexpr, FORMAT: tl.constexpr, PTX: tl.constexpr):  # fmt: skip
     """Return float32 `[M, N]`: queries times keys of a page."""
-    x = _load_quarter(place, token, 0, mask, N, DIM, PAGE, FORMAT, PTX)
+    x = load_quarter(place, token, 0, mask, N, DIM, PAGE, FORMAT, False, PTX)
     s = tl.dot(q0, tl.trans(x))
-    x = _load_quarter(place, token, 1, mask, N, DIM, PAGE, FORMAT, PTX)
+    x = load_quarter(place, token, 1, mask, N, DIM, PAGE, FORMAT, False, PTX)
     s = tl.dot(q1, tl.trans(x), s)
-    x = _load_quarter(place, token, 2, mask, N, DIM, PAGE, FORMAT, PTX)
+    x = load_quarter(place, token, 2, mask, N, DIM, PAGE, FORMAT, False, PTX)
     s = tl.dot(q2, tl.trans(x), s)
-    x = _load_quarter(place, token, 3, mask, N, DIM, PAGE, FORMAT, PTX)
+    x = load_quarter(place, token, 3, mask, N, DIM, PAGE, FORMAT, False, PTX)
     return tl.dot(q3, tl.trans(x), s)
 
 
@@ -140,13 +42,13 @@ def _add_values(acc0, acc1, acc2, acc3, p, fade, place, token, mask, N: tl.const
                 DIM: tl.constexpr, PAGE: tl.constexpr, FORMAT: tl.constexpr,
                 PTX: tl.constexpr):  # fmt: skip
     """Return the four sums, faded, with weights `p [M, N]` times values of a page added."""
-    x = _load_quarter(place, token, 0, mask, N, DIM, PAGE, FORMAT, PTX)
+    x = load_quarter(place, token, 0, mask, N, DIM, PAGE, FORMAT, True, PTX)
     acc0 = tl.dot(p, x, acc0 * fade)
-    x = _load_quarter(place, token, 1, mask, N, DIM, PAGE, FORMAT, PTX)
+    x = load_quarter(place, token, 1, mask, N, DIM, PAGE, FORMAT, True, PTX)
     acc1 = tl.dot(p, x, acc1 * fade)
-    x = _load_quarter(place, token, 2, mask, N, DIM, PAGE, FORMAT, PTX)
+    x = load_quarter(place, token, 2, mask, N, DIM, PAGE, FORMAT, True, PTX)
     acc2 = tl.dot(p, x, acc2 * fade)
-    x = _load_quarter(place, token, 3, mask, N, DIM, PAGE, FORMAT, PTX)
+    x = load_quarter(place, token, 3, mask, N, DIM, PAGE, FORMAT, True, PTX)
     acc3 = tl.dot(p, x, acc3 * fade)
     return acc0, acc1, acc2, acc3
 

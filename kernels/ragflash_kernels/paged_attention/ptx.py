@@ -5,38 +5,17 @@ In inline assembly `$0 …` are first the results, then the arguments. It runs o
 
 import struct
 
-from ragflash_kernels.kv_codec.formats import LEVEL_UNITS, TQ3_LEVELS, TQ4_LEVELS
+from ragflash_kernels.kv_codec.formats import LEVEL_UNITS, TQ4_LEVELS
 
-TQ3_CONSTRAINTS = "=&r,=&r,r,r,r"
 TQ4_CONSTRAINTS = "=&r,=&r,r"
-
-
-def tq3_values(quarter: int) -> str:
-    """Return the look-up of four values of TQ3_0, as float16 without their scale.
-
-    Results: two words of two values. Arguments, four bytes each: the low plane, the high plane,
-    and 0xFF where a value is in the second half of its quarter. Level indices become nibbles, two
-    byte permutations look up the lower and the upper bytes of the levels, two more join them.
-
-    Args:
-        quarter: Of a head, 0 … 3.
-    """
-    lower, upper = (_table(TQ3_LEVELS, byte) for byte in (0, 1))
-    return (
-        "{ .reg .b32 s, t, low, high; "
-        f"shr.u32 s, $2, {2 * quarter}; and.b32 s, s, 0x03030303; {_TO_NIBBLES}"
-        f"prmt.b32 low, {lower:#x}, 0, s; prmt.b32 high, {upper:#x}, 0, s; "
-        f"shl.b32 s, $3, {7 - 2 * quarter}; shl.b32 t, $3, {6 - 2 * quarter}; "
-        "lop3.b32 s, $4, t, s, 0xCA; "  # $4 ? t : s
-        f"{_JOIN} }}"
-    )
 
 
 def tq4_values(quarter: int) -> str:
     """Return the look-up of four values of TQ4, as float16 without their scale.
 
-    Results: two words of two values. Argument: four bytes of the plane. As `tq3_values`, with eight
-    levels and the sign in the same nibble.
+    Results: two words of two values. Argument: four bytes of the plane. Level indices become
+    nibbles, two byte permutations look up the lower and the upper bytes of the levels, two more
+    join them.
 
     Args:
         quarter: Of a head, 0 … 3.

@@ -110,6 +110,7 @@ def decode_pages_into(
     page_tokens: int,
     head_dim: int,
     out: Tensor,
+    values: bool = False,
 ) -> None:
     """Decode listed pages one after the other, values left rotated, on a card.
 
@@ -121,6 +122,7 @@ def decode_pages_into(
         page_tokens: Tokens of a page, a power of two.
         head_dim: D: 64, 128 or 256.
         out: float16 `[Hkv, n · page_tokens, D]`, contiguous.
+        values: They are values, not keys.
 
     Raises:
         KernelInputError: `out` does not fit.
@@ -130,7 +132,7 @@ def decode_pages_into(
         raise KernelInputError(f"out is {out.dtype} {tuple(out.shape)}, not float16 {shape}")
     from ragflash_kernels.prefill_attention.launch import unpack_pages  # noqa: PLC0415 - lazy
 
-    unpack_pages(pages, page_list, kv_format, shape[1], page_tokens, out)
+    unpack_pages(pages, page_list, kv_format, shape[1], page_tokens, out, of_values=values)
 
 
 def _check(

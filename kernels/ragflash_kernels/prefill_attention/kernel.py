@@ -3,7 +3,7 @@
 import triton
 import triton.language as tl
 
-from ragflash_kernels.paged_attention.kernel import F16, _load_quarter
+from ragflash_kernels.paged_attention.quarters import F16, load_quarter
 
 _LN2 = tl.constexpr(0.6931471805599453)
 
@@ -11,8 +11,8 @@ _LN2 = tl.constexpr(0.6931471805599453)
 @triton.jit(do_not_specialize=["num_tokens"], do_not_specialize_on_alignment=["page_list"])
 def unpack_kernel(
     pages, page_list, out, page_stride, num_tokens, head_stride, SIZE: tl.constexpr,
-    DIM: tl.constexpr, PAGE: tl.constexpr, FORMAT: tl.constexpr, T: tl.constexpr,
-    PTX: tl.constexpr,
+    DIM: tl.constexpr, PAGE: tl.constexpr, FORMAT: tl.constexpr,
+    VALUES: tl.constexpr, T: tl.constexpr, PTX: tl.constexpr,
 ):  # fmt: skip
     """Write T tokens of a listed page and a head as float16 to `[heads, …, DIM]`.
 
@@ -26,7 +26,8 @@ def unpack_kernel(
         SIZE: See `pages`.
         DIM: Values of a head.
         PAGE: Tokens of a page.
-        FORMAT: One of `paged_attention/kernel.py`.
+        FORMAT: One of `paged_attention/quarters.py`.
+        VALUES: They are values, not keys.
         T: Divides PAGE.
         PTX: On an NVIDIA card, not interpreted.
     """
@@ -45,8 +46,8 @@ def unpack_kernel(
         width: tl.constexpr = DIM // 4
         e = tl.arange(0, width)[None, :]
         for quarter in tl.static_range(4):
-            values = _load_quarter(
-                place, token % PAGE, quarter, here, T, DIM, PAGE, FORMAT, PTX
+            values = load_quarter(
+                place, token % PAGE, quarter, here, T, DIM, PAGE, FORMAT, VALUES, PTX
             )  # fmt: skip
             tl.store(target + quarter * width + e, values)
 

@@ -137,7 +137,15 @@ class _Chunk:
         keys = self.workspace.keys(num_kv_heads, tokens, head_dim)
         values = self.workspace.values(num_kv_heads, tokens, head_dim)
         unpack_pages(store.keys, pages, store.key_format, num_tokens, self.page_tokens, keys)
-        unpack_pages(store.values, pages, store.value_format, num_tokens, self.page_tokens, values)
+        unpack_pages(
+            store.values,
+            pages,
+            store.value_format,
+            num_tokens,
+            self.page_tokens,
+            values,
+            of_values=True,
+        )
         if self.backend is PrefillBackend.TRITON:
             return attend_triton(
                 queries, keys, values, self.scale, first=piece.first, window=piece.window,
@@ -184,6 +192,8 @@ def unpack_pages(
     num_tokens: int,
     page_tokens: int,
     out: Tensor,
+    *,
+    of_values: bool = False,
 ) -> None:
     """Write the first `num_tokens` of listed pages to float16 `[Hkv, n · page_tokens, D]`.
 
@@ -194,7 +204,8 @@ def unpack_pages(
     unpack_kernel[tokens // per_program, num_kv_heads](
         pages.view(torch.uint8), page_list, out, pages.stride(0) * pages.element_size(),
         num_tokens, tokens * head_dim, SIZE=page_layout(kv_format, page_tokens, head_dim).size,
-        DIM=head_dim, PAGE=page_tokens, FORMAT=_FORMATS.index(kv_format), T=per_program,
+        DIM=head_dim, PAGE=page_tokens, FORMAT=_FORMATS.index(kv_format), VALUES=of_values,
+        T=per_program,
         PTX=out.is_cuda and torch.version.hip is None, num_warps=4,
     )  # fmt: skip
 

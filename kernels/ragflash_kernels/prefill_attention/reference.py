@@ -33,7 +33,11 @@ def prefill_attention_reference(
             packed.keys[listed], packed.key_format, page_tokens=page_tokens, head_dim=head_dim
         )
         old_values = decode_pages(
-            packed.values[listed], packed.value_format, page_tokens=page_tokens, head_dim=head_dim
+            packed.values[listed],
+            packed.value_format,
+            page_tokens=page_tokens,
+            head_dim=head_dim,
+            values=True,
         )
         keys = torch.cat((_tokens(old_keys), keys), 1)
         values = torch.cat((_tokens(old_values), values), 1)
