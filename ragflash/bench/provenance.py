@@ -4,12 +4,14 @@ import os
 import platform
 import subprocess
 import sys
+from dataclasses import asdict
 from datetime import UTC, datetime
 from importlib import metadata
 from pathlib import Path
 from typing import Any
 
 import ragflash
+from ragflash.engine.cards import list_cards
 
 
 def provenance() -> dict[str, Any]:
@@ -23,6 +25,7 @@ def provenance() -> dict[str, Any]:
             "cpu": _cpu_name(),
             "cores": os.cpu_count(),
             "memory_bytes": os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"),
+            "cards": [asdict(card) for card in list_cards()],
         },
         "python": platform.python_version(),
         "torch": metadata.version("torch"),

@@ -46,6 +46,7 @@ class Measurement:
         model: File name and SHA-256 of the model file; `None` if none took part.
         embedder: Fingerprint of the embedding model; `None` if none took part.
         threads: That computations may use.
+        is_flat: Whether the medians stand in the result by their names besides.
     """
 
     series: Mapping[str, Series]
@@ -53,6 +54,7 @@ class Measurement:
     parameters: Mapping[str, Any] = field(default_factory=dict)
     model: Mapping[str, str] | None = None
     embedder: str | None = None
+    is_flat: bool = False
 
 
 def paired(
@@ -140,15 +142,18 @@ def build(name: str, begun: Mapping[str, Any], measurement: Measurement) -> dict
         begun: `provenance()`, taken before it began.
         measurement: What it measured.
     """
+    summary = summarise(measurement.series)
+    medians = {key: figures["median"] for key, figures in summary.items()}
     return {
         "bench": name,
+        **(medians if measurement.is_flat else {}),
         **begun,
         "threads": measurement.threads,
         "load_1m_after": round(os.getloadavg()[0], 2),
         "model": measurement.model,
         "embedder": measurement.embedder,
         "parameters": dict(measurement.parameters),
-        "summary": summarise(measurement.series),
+        "summary": summary,
         "samples": {name: asdict(one) for name, one in measurement.series.items()},
     }
 

@@ -18,9 +18,10 @@ from ragflash.bench import record
 from ragflash.bench.provenance import provenance
 from ragflash.cli import parts
 from ragflash.cli.demo import GUIDE, GUIDE_QUESTIONS, MANUAL
-from ragflash.cli.options import JsonOption, ModelOption
+from ragflash.cli.options import DeviceOption, JsonOption, KvFormat, ModelOption, VramOption
 from ragflash.cli.output import Output, Tracker
 from ragflash.errors import NotFound
+from ragflash.gguf.packaged import packaged_model_path
 from ragflash.samples import sample_path
 from ragflash.settings import load_settings
 
@@ -141,6 +142,47 @@ def cpu(
 
 
 @app.command()
+def gpu(
+    *,
+    model: ModelOption = None,
+    small: Annotated[
+        Path | None, typer.Option(help="A small model besides; the packaged one if left out.")
+    ] = None,
+    rows: Annotated[
+        list[str] | None, typer.Option(help="Only this row of the table; repeatable.")
+    ] = None,
+    quick: Annotated[bool, typer.Option("--quick", help="Short prompts, one reading.")] = False,
+    device: DeviceOption = None,
+    vram_gb: VramOption = None,
+    kv: Annotated[KvFormat, typer.Option(help="Format of keys and values.")] = KvFormat.TQ3_0,
+    out: OutOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Time a model on a card, at depths up to 138,696 tokens, beside llama.cpp.
+
+    With llama-bench on PATH that is measured in the same call; else its figures for the 27B shape
+    on an H200 stand beside those of such a card. --out is written after every row.
+    """
+
+    def run(track: Tracker, keep: Callable[[record.Measurement], None]) -> record.Measurement:
+        from ragflash.bench import gpu as bench  # noqa: PLC0415  (imports torch: seconds)
+
+        settings = load_settings(model=model, device=device, vram_gb=vram_gb)
+        plan = bench.Plan(
+            parts.model_path(settings),
+            small=small or packaged_model_path(),
+            rows=rows or (),
+            device=settings.device,
+            vram_bytes=parts.vram_bytes(settings),
+            kv_format=kv.value,
+            sizes=bench.QUICK if quick else bench.FULL,
+        )
+        return bench.measure(plan, track, keep)
+
+    _run_kept("gpu", run, out=out, as_json=as_json)
+
+
+@app.command()
 def make_model(
     shape: Annotated[str, typer.Argument(help="Such as qwen35-27b.")],
     *,
@@ -184,15 +226,31 @@ def _run(
     out: Path | None,
     as_json: bool,
 ) -> None:
+    _run_kept(name, lambda track, _: measure(track), out=out, as_json=as_json)
+
+
+def _run_kept(
+    name: str,
+    measure: Callable[[Tracker, Callable[[record.Measurement], None]], record.Measurement],
+    *,
+    out: Path | None,
+    as_json: bool,
+) -> None:
+    """Run a benchmark that hands over what it has before it ends, in case it never does."""
     with Output(as_json=as_json) as output:
         begun = provenance()
+
+        def keep(measurement: record.Measurement) -> None:
+            if out is not None:
+                record.write(out, record.build(name, begun, measurement))
+
         with output.progress() as track:
-            measurement = measure(track)
+            measurement = measure(track, keep)
+        keep(measurement)
         result = record.build(name, begun, measurement)
         output.show(_table(result["summary"]))
         output.result(result)
         if out is not None:
-            record.write(out, result)
             output.say(f"\nwritten to {out}")
 
 

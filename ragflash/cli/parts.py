@@ -67,7 +67,7 @@ def start_model(settings: Settings) -> "EngineClient":
         weights=settings.weights,
         pre_tokenizer=settings.pre_tokenizer,
         device=settings.device,
-        vram_bytes=None if settings.vram_gb is None else int(settings.vram_gb * _GIB),
+        vram_bytes=vram_bytes(settings),
         context_tokens=settings.context_tokens,
         kv_format=settings.kv_format,
         verify_rows=settings.verify_rows,
@@ -78,6 +78,11 @@ def start_model(settings: Settings) -> "EngineClient":
         threads=settings.threads or None,
         cache_dir=settings.data_dir / "cache",
     )
+
+
+def vram_bytes(settings: Settings) -> int | None:
+    """Return the memory of the card that may be used; `None` for what is free."""
+    return None if settings.vram_gb is None else int(settings.vram_gb * _GIB)
 
 
 @dataclass(slots=True)

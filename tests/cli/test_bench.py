@@ -5,6 +5,7 @@ import json
 import pytest
 
 from ragflash.bench.record import Measurement, Series, read_series, summarise
+from ragflash.errors import EngineDead
 
 
 @pytest.fixture
@@ -39,3 +40,18 @@ def test_a_file_that_is_not_there_is_named(run, tmp_path):
     result = run("bench", "ingest", tmp_path / "none.pdf")
     assert result.exit_code == 3
     assert "none.pdf" in result.stderr
+
+
+def test_what_a_long_benchmark_has_is_kept_before_it_ends(run, tmp_path, monkeypatch):
+    def measure(plan, progress, keep):
+        assert plan.rows == ["decode_start"]
+        assert (plan.device, plan.vram_bytes, plan.kv_format) == ("cpu", 24 << 30, "q8_0")
+        keep(Measurement({"decode_tok_s_depth0": Series("tokens/s", [1.0])}, 1, is_flat=True))
+        raise EngineDead("the card is gone")
+
+    monkeypatch.setattr("ragflash.bench.gpu.measure", measure)
+    out = tmp_path / "gpu.json"
+    given = ("--rows", "decode_start", "--device", "cpu", "--vram", "24", "--kv", "q8_0")
+    result = run("bench", "gpu", *given, "--out", out)
+    assert result.exit_code == 1
+    assert json.loads(out.read_text())["decode_tok_s_depth0"] == 1.0
