@@ -135,6 +135,19 @@ def test_a_fork_copies_exact_pages_and_shares_packed_ones():
         table.fork(1301)
 
 
+def test_forks_at_every_place_of_a_page_read_their_tokens():
+    books, tokens = allocators(), Tokens()
+    table = books.new_table()
+    table.reserve(1535)
+    tokens.grow(table, 1535)
+    for length in range(1280, 1536):
+        fork, copies = table.fork(length)
+        tokens.copy(copies)
+        assert tokens.read(fork) == [*range(length)]
+        fork.release()
+    assert tokens.read(table) == [*range(1535)]
+
+
 def test_a_long_sequence_needs_no_page_while_it_runs():
     books = allocators(num_exact=5, num_packed=17)
     table = books.new_table()

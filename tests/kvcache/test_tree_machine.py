@@ -8,10 +8,9 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from ragflash.kvcache.allocator import PAGE_TOKENS, PageAllocator, PagesExhausted
-from ragflash.kvcache.grid import PageAllocators
+from ragflash.kvcache.allocator import PAGE_TOKENS, PageAllocator, PageForm, PagesExhausted
+from ragflash.kvcache.grid import Grid, PageAllocators
 from ragflash.kvcache.segments import SegmentHit
-from ragflash.kvcache.table import PageTable
 from ragflash.kvcache.tree import SegmentTree
 
 NUM_PAGES = 24
@@ -31,10 +30,14 @@ namespaces = st.sampled_from(("a", "b"))
 class EngineMachine(RuleBasedStateMachine):
     def __init__(self):
         super().__init__()
-        self.allocator = PageAllocator(NUM_PAGES)
-        self.tree = SegmentTree(PageAllocators(self.allocator))
+        self.allocators = self.new_allocators()
+        self.tree = SegmentTree(self.allocators)
         self.pages = np.full((NUM_PAGES, PAGE_TOKENS), -1)
+        self.packed = np.full((NUM_PAGES, PAGE_TOKENS), -1)
         self.running = []  # (table, opened segment or None, tokens)
+
+    def new_allocators(self):
+        return PageAllocators(PageAllocator(NUM_PAGES))
 
     def copy(self, copies):
         for copy in copies:
@@ -44,15 +47,19 @@ class EngineMachine(RuleBasedStateMachine):
 
     def write(self, table, tokens):
         table.reserve(len(tokens))
-        for position, token in enumerate(tokens, start=table.length):
-            self.pages[table.pages[position // PAGE_TOKENS], position % PAGE_TOKENS] = token
-        table.advance(len(tokens))
+        while len(tokens):
+            now, tokens = tokens[: table.room], tokens[table.room :]
+            first = table.length - len(table.packed_pages) * PAGE_TOKENS
+            for place, token in enumerate(now, start=first):
+                self.pages[table.pages[place // PAGE_TOKENS], place % PAGE_TOKENS] = token
+            for conversion in table.advance(len(now)):
+                self.packed[conversion.packed] = self.pages[conversion.exact]
 
     def start(self, prompt, namespace):
         """Open what is stored of a prompt; return the table, what was opened, and how much."""
         hit = self.tree.lookup(prompt, identity="m", namespace=namespace)
         if not isinstance(hit, SegmentHit):
-            return PageTable(self.allocator), None, 0
+            return self.allocators.new_table(), None, 0
         opened = self.tree.open(hit)
         self.copy(opened.copies)
         expected = [token for segment in prompt[: hit.num_segments] for token in segment]
@@ -93,11 +100,13 @@ class EngineMachine(RuleBasedStateMachine):
         if opened is not None:
             self.tree.close(opened)
 
-    @rule(num_pages=st.integers(0, 6))
-    def evict(self, num_pages):
-        before = self.allocator.num_free
-        num_freed = self.tree.evict(num_pages)
-        assert self.allocator.num_free == before + num_freed
+    @rule(num_pages=st.integers(0, 6), form=st.sampled_from(PageForm))
+    def evict(self, num_pages, form):
+        if form is PageForm.PACKED and self.allocators.packed is None:
+            return
+        before = self.allocators.of(form).num_free
+        num_freed = self.tree.evict(num_pages, form)
+        assert self.allocators.of(form).num_free == before + num_freed
 
     @rule(prompt=prompts, namespace=namespaces)
     def look(self, prompt, namespace):
@@ -105,7 +114,7 @@ class EngineMachine(RuleBasedStateMachine):
         if isinstance(hit, SegmentHit):
             expected = [token for segment in prompt[: hit.num_segments] for token in segment]
             assert hit.segment.state == (tuple(expected),)
-            assert self.read(hit.segment.pages, hit.segment.end) == expected
+            assert self.read(hit.segment, hit.segment.end) == expected
 
     @rule(source=st.sampled_from(SOURCES), prompt=prompts)
     def delete(self, source, prompt):
@@ -114,21 +123,33 @@ class EngineMachine(RuleBasedStateMachine):
             hit = self.tree.lookup(prompt, identity="m", namespace=namespace)
             assert not isinstance(hit, SegmentHit) or source not in hit.segment.source_ids
 
-    def read(self, pages, length):
-        return self.pages[list(pages)].reshape(-1)[:length].tolist()
+    def read(self, holder, length):
+        exact = self.pages[list(holder.pages)].reshape(-1).tolist()
+        packed = self.packed[list(holder.packed_pages)].reshape(-1).tolist()
+        return [*exact[:PAGE_TOKENS], *packed, *exact[PAGE_TOKENS:]][:length]
 
     @invariant()
     def running_sequences_read_their_own_tokens(self):
         for table, _, tokens in self.running:
-            assert self.read(table.pages, table.length) == tokens
+            assert self.read(table, table.length) == tokens
 
     def teardown(self):
         while self.running:
             self.finish(0)
         self.tree.evict(NUM_PAGES)
         assert len(self.tree) == 0
-        assert self.allocator.num_free == NUM_PAGES
+        assert self.allocators.num_free == self.allocators.num_pages
+
+
+class TwoFormsMachine(EngineMachine):
+    """The same, where pages are packed as they grow old."""
+
+    def new_allocators(self):
+        exact, packed = PageAllocator(NUM_PAGES), PageAllocator(NUM_PAGES, PageForm.PACKED)
+        return PageAllocators(exact, packed, Grid(PAGE_TOKENS))
 
 
 TestEngineMachine = EngineMachine.TestCase
-TestEngineMachine.settings = settings(max_examples=60, stateful_step_count=25, deadline=None)
+TestEngineMachine.settings = settings(max_examples=40, stateful_step_count=25, deadline=None)
+TestTwoFormsMachine = TwoFormsMachine.TestCase
+TestTwoFormsMachine.settings = settings(max_examples=40, stateful_step_count=25, deadline=None)
