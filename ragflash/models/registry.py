@@ -6,9 +6,10 @@ from typing import Literal, Protocol, cast
 
 import torch
 
-from ragflash.errors import ArchitectureUnknown, SettingInvalid
+from ragflash.errors import ArchitectureUnknown, ModelError, SettingInvalid
 from ragflash.gguf.reader import GGUFFile
 from ragflash.models.contract import Model, SequenceShape
+from ragflash.models.decoder import Decoder
 from ragflash.models.packed import PACKABLE_FORMATS
 from ragflash.models.weights import WeightForm
 
@@ -84,6 +85,21 @@ def load_model(
     return model_class(architecture).from_gguf(
         file, dtype=_DTYPES[dtype], device=device, form=weights
     )
+
+
+def load_records(file: GGUFFile, device: torch.device) -> Decoder:
+    """Load a model file for `models.device`: matrices as records, keys and values in float16.
+
+    Raises:
+        ModelError: The file cannot be run on a card.
+    """
+    architecture = file.require("general.architecture", str)
+    model = model_class(architecture).from_gguf(
+        file, dtype=torch.float16, device=device, form="records"
+    )
+    if isinstance(model, Decoder):
+        return model
+    raise ModelError(f"a card does not run {architecture} files yet; choose --device cpu")
 
 
 def _require_packable(file: GGUFFile, device: torch.device) -> None:

@@ -8,8 +8,13 @@ import torch
 
 from ragflash_kernels.columns import Columns
 from ragflash_kernels.dequant import dequantize
-from ragflash_kernels.qmatmul import PackedMatrix, pack_matrix
-from ragflash_kernels.qmatmul.activations import ActivationBuffers
+from ragflash_kernels.qmatmul import (
+    ActivationBuffers,
+    PackedMatrix,
+    multiply,
+    pack_matrix,
+    quantize,
+)
 from ragflash_kernels.qmatmul.formats import RECORD_FORMATS
 
 Matrix = PackedMatrix | torch.Tensor  # a tensor is `[out, in]`, of a format that has no records
@@ -31,19 +36,6 @@ class Stored:
             return pack_matrix(self.blocks, block_format=self.block_format)
         dtype = _FLOATS.get(self.block_format, torch.bfloat16)
         return dequantize(self.blocks, block_format=self.block_format, dtype=dtype)
-
-
-@dataclass(frozen=True, slots=True)
-class Workspace:
-    """What products of many rows need.
-
-    Attributes:
-        unpacked: One unpacked matrix, the largest.
-        eager: Products of few rows may start before what they read is written (sm_90).
-    """
-
-    unpacked: torch.Tensor
-    eager: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,7 +61,7 @@ class RecordLinear:
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
         """Multiply up to 32 rows and add all parts up; see `Linear`."""
-        products = self.multiply(quantize(x), len(x), None)
+        products = self.multiply(quantize(x), len(x), unpacked=None)
         return torch.cat([columns.sum() for columns in products], dim=-1).to(x.dtype)
 
     @property
@@ -79,14 +71,20 @@ class RecordLinear:
         return max(sizes, default=0)
 
     def multiply(
-        self, x: Activations, num_rows: int, work: Workspace | None
+        self, x: Activations, num_rows: int, *, unpacked: torch.Tensor | None, eager: bool = False
     ) -> tuple[Columns, ...]:
-        """Return the products, one entry for each of `widths`."""
-        products = []
-        for matrix in self.matrices:
-            unpacked = work.unpacked if work is not None else None
-            eager = work is not None and work.eager
-            products.append(multiply(x, num_rows, matrix, unpacked=unpacked, eager=eager))
+        """Return the products, one entry for each of `widths`.
+
+        Args:
+            x: `num_rows` rows on the int8 grid, or bfloat16.
+            num_rows: At most 32 on the grid.
+            unpacked: bfloat16 work space of `largest_values` or more, for rows in bfloat16.
+            eager: Start before the kernel before has ended (sm_90).
+        """
+        products = [
+            multiply(x, num_rows, matrix, unpacked=unpacked, eager=eager)
+            for matrix in self.matrices
+        ]
         if self.bias is not None:
             first = 0
             for product in products:

@@ -5,19 +5,15 @@ from typing import Protocol
 
 import torch
 
+from ragflash.kvcache.allocator import PAGE_TOKENS
 from ragflash.kvcache.pages import KVPages
 from ragflash.models.contract import SequenceRows
-from ragflash.models.device.matrices import Activations, RecordLinear, Workspace
+from ragflash.models.device.matrices import Activations, RecordLinear
 from ragflash.models.device.tables import StepTables
 from ragflash.models.layers import Angles, PagedKV
 from ragflash_kernels.attention_inputs import attention_inputs
 from ragflash_kernels.columns import Columns
-from ragflash_kernels.gated_delta.device import (
-    DeltaStates,
-    DeltaWeights,
-    delta_prefill,
-    delta_step,
-)
+from ragflash_kernels.gated_delta import DeltaStates, delta_prefill, delta_step
 from ragflash_kernels.paged_attention import KvPart, attend_parts
 from ragflash_kernels.prefill_attention import PackedHistory, PrefillWorkspace, prefill_attention
 
@@ -40,6 +36,21 @@ class HeadInputs:
 
 
 @dataclass(frozen=True, slots=True)
+class DeltaWeights:
+    """What a layer of linear attention has beside its matrices, float32.
+
+    Attributes:
+        conv: Of the convolution, `[C, K]`.
+        decay_rate: `-exp(A)` of each value head, `[Hv]`.
+        decay_bias: `[Hv]`.
+    """
+
+    conv: torch.Tensor
+    decay_rate: torch.Tensor
+    decay_bias: torch.Tensor
+
+
+@dataclass(frozen=True, slots=True)
 class HeadSizes:
     """Shape and norms of heads.
 
@@ -56,12 +67,16 @@ class HeadSizes:
     eps: float
 
 
-class DeviceStep(Protocol):
-    """Rows of one forward."""
+class ProductStep(Protocol):
+    """Rows that are multiplied with matrices."""
 
     @property
     def quantized(self) -> bool:
         """Whether matrices take rows on the int8 grid."""
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """What matrices take otherwise."""
 
     @property
     def eager(self) -> bool:
@@ -70,15 +85,35 @@ class DeviceStep(Protocol):
     def multiply(self, matrix: RecordLinear, x: Activations) -> tuple[Columns, ...]:
         """Return a product, one entry for each of the matrix's `widths`."""
 
-    def attend(
-        self, kv: PagedKV, inputs: HeadInputs, sizes: HeadSizes, rotary: int
-    ) -> Activations:
+
+class DeviceStep(ProductStep, Protocol):
+    """Rows of one forward."""
+
+    def attend(self, kv: PagedKV, inputs: HeadInputs, sizes: HeadSizes, rotary: int) -> Activations:
         """Store keys and values, and return what the queries see, `[N, Hq · D]`."""
 
     def delta(
         self, layer: int, qkv: Columns, beta: Columns, alpha: Columns, weights: DeltaWeights
     ) -> torch.Tensor:
         """Return the heads `[N, Hv, Dv]` of a layer of linear attention."""
+
+
+@dataclass(frozen=True, slots=True)
+class HeadRows:
+    """Rows that only meet a matrix.
+
+    Attributes:
+        num_rows: At most 32.
+    """
+
+    num_rows: int
+    quantized: bool = True
+    eager: bool = False
+    dtype: torch.dtype = torch.bfloat16
+
+    def multiply(self, matrix: RecordLinear, x: Activations) -> tuple[Columns, ...]:
+        """See `ProductStep`."""
+        return matrix.multiply(x, self.num_rows, unpacked=None, eager=self.eager)
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,7 +129,7 @@ class FewRows:
         pages: Keys and values.
         angles: Of the rows' positions, one entry for each set of frequencies.
         states: Of recurrent layers; `None` when there are none.
-        work: For products.
+        eager: See `ProductStep`.
     """
 
     num_rows: int
@@ -102,21 +137,15 @@ class FewRows:
     pages: KVPages
     angles: tuple[Angles, ...]
     states: DeltaStates | None
-    work: Workspace
+    eager: bool
     quantized: bool = True
-
-    @property
-    def eager(self) -> bool:
-        """See `DeviceStep`."""
-        return self.work.eager
+    dtype: torch.dtype = torch.bfloat16
 
     def multiply(self, matrix: RecordLinear, x: Activations) -> tuple[Columns, ...]:
-        """See `DeviceStep`."""
-        return matrix.multiply(x, self.num_rows, self.work)
+        """See `ProductStep`."""
+        return matrix.multiply(x, self.num_rows, unpacked=None, eager=self.eager)
 
-    def attend(
-        self, kv: PagedKV, inputs: HeadInputs, sizes: HeadSizes, rotary: int
-    ) -> Activations:
+    def attend(self, kv: PagedKV, inputs: HeadInputs, sizes: HeadSizes, rotary: int) -> Activations:
         """See `DeviceStep`."""
         tables, exact = self.tables, self.pages.exact
         cos, sin = self.angles[rotary]
@@ -155,7 +184,117 @@ class FewRows:
         """See `DeviceStep`."""
         assert self.states is not None
         return delta_step(
-            qkv, beta, alpha, weights, self.states.layer(layer),
+            qkv, beta, alpha, conv=weights.conv, decay_rate=weights.decay_rate,
+            decay_bias=weights.decay_bias, states=self.states.layer(layer),
             first_rows=self.tables["first_rows"], slots=self.tables["slots"],
             max_rows=self.num_rows, eager=self.eager,
         )  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class ManyRows:
+    """A chunk of one sequence's prompt, more rows than a step by tables takes.
+
+    Attributes:
+        rows: The sequence's rows.
+        pages: Keys and values.
+        places: Where the rows' keys and values go.
+        angles: Of the rows' positions, one entry for each set of frequencies.
+        states: Of recurrent layers; `None` when there are none.
+        unpacked: Work space for products.
+        scratch: For attention.
+        dtype: See `ProductStep`.
+    """
+
+    rows: SequenceRows
+    pages: KVPages
+    places: "RowPlaces"
+    angles: tuple[Angles, ...]
+    states: DeltaStates | None
+    unpacked: torch.Tensor
+    scratch: PrefillWorkspace | None
+    dtype: torch.dtype
+    quantized: bool = False
+    eager: bool = False
+
+    def multiply(self, matrix: RecordLinear, x: Activations) -> tuple[Columns, ...]:
+        """See `ProductStep`."""
+        return matrix.multiply(x, self.rows.num_rows, unpacked=self.unpacked)
+
+    def attend(self, kv: PagedKV, inputs: HeadInputs, sizes: HeadSizes, rotary: int) -> Activations:
+        """See `DeviceStep`."""
+        exact, packed, places = self.pages.exact, self.pages.packed, self.places
+        cos, sin = self.angles[rotary]
+        q = attention_inputs(
+            inputs.q, inputs.k, inputs.v, head_dim=sizes.head_dim, q_norm=sizes.q_norm,
+            k_norm=sizes.k_norm, eps=sizes.eps, cos=cos, sin=sin, keys=exact.keys(kv.layer),
+            values=exact.values(kv.layer), row_pages=places.row_pages,
+            row_places=places.row_places,
+        )  # fmt: skip
+        history = None
+        if packed is not None and len(self.rows.packed_pages):
+            history = PackedHistory(
+                packed.keys(kv.layer),
+                packed.values(kv.layer),
+                places.packed_pages,
+                packed.kv_format,
+                packed.kv_format,
+            )
+        mixed = prefill_attention(
+            q,
+            exact.keys(kv.layer),
+            exact.values(kv.layer),
+            places.exact_pages,
+            places.exact_before,
+            history,
+            scale=kv.scale,
+            window=kv.window,
+            workspace=self.scratch,
+        ).flatten(1)
+        if inputs.gate is not None:
+            mixed = mixed * inputs.gate.sum().sigmoid()
+        return mixed.to(self.dtype)
+
+    def delta(
+        self, layer: int, qkv: Columns, beta: Columns, alpha: Columns, weights: DeltaWeights
+    ) -> torch.Tensor:
+        """See `DeviceStep`."""
+        assert self.states is not None
+        return delta_prefill(
+            qkv, beta, alpha, conv=weights.conv, decay_rate=weights.decay_rate,
+            decay_bias=weights.decay_bias, states=self.states.layer(layer), slot=self.rows.slot,
+            keep=self.rows.num_draft == 0,
+        )  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class RowPlaces:
+    """Pages of one sequence, int32 on the card.
+
+    Attributes:
+        row_pages: Exact page of each row.
+        row_places: Place in it.
+        exact_pages: All exact pages, in order.
+        exact_before: Exact tokens before the first row.
+        packed_pages: All packed pages, in order.
+    """
+
+    row_pages: torch.Tensor
+    row_places: torch.Tensor
+    exact_pages: torch.Tensor
+    exact_before: int
+    packed_pages: torch.Tensor
+
+    @classmethod
+    def of(cls, rows: SequenceRows, device: torch.device) -> "RowPlaces":
+        """Send the pages of a sequence to the card."""
+        before = rows.committed - PAGE_TOKENS * len(rows.packed_pages)
+        places = torch.arange(before, before + rows.num_rows, dtype=torch.int32)
+        exact = torch.tensor(rows.pages, dtype=torch.int32)
+        return cls(
+            exact[places // PAGE_TOKENS].to(device),
+            (places % PAGE_TOKENS).to(device),
+            exact.to(device),
+            before,
+            torch.tensor(rows.packed_pages, dtype=torch.int32).to(device),
+        )

@@ -1,0 +1,123 @@
+"""A model on a card: planned before anything is loaded, then loaded, paged and captured."""
+
+import logging
+from dataclasses import dataclass
+
+import torch
+
+from ragflash.engine.device import explained_memory, limit_allocator, usable_bytes
+from ragflash.gguf.reader import GGUFFile
+from ragflash.kvcache.allocator import PageAllocator, PageForm, pages_for
+from ragflash.kvcache.formats import KVFormatName
+from ragflash.kvcache.grid import Grid, PageAllocators
+from ragflash.kvcache.pages import KVLayout, KVPages, PackedPool, PagePool
+from ragflash.kvcache.planner import (
+    GRID_TOKENS,
+    PREFILL_ROWS,
+    MemoryPlan,
+    PlanOptions,
+    plan_to_fit,
+)
+from ragflash.models.device.graphs import ROW_COUNTS
+from ragflash.models.device.model import DeviceModel
+from ragflash.models.registry import load_records
+from ragflash.models.shapes import model_shape
+
+_log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class CardOptions:
+    """What is asked of a card.
+
+    Attributes:
+        vram_bytes: Most of its memory; `None` is all that is free.
+        context_tokens: That sequences and stored segments share; `None` takes what fits.
+        kv_format: Of keys and values beyond the newest.
+        max_slots: Requests that run together.
+        verify_rows: Most rows of a request in one step, drafted ones included.
+        exact: Compute every row by the same instructions, whatever is computed beside it: slower,
+            and equal bit for bit with and without drafts.
+    """
+
+    vram_bytes: int | None
+    context_tokens: int | None
+    kv_format: KVFormatName
+    max_slots: int
+    verify_rows: int
+    exact: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class OnCard:
+    """A model with all its memory."""
+
+    model: DeviceModel
+    pages: KVPages
+    allocators: PageAllocators
+    plan: MemoryPlan
+
+
+def load_on_card(file: GGUFFile, device: torch.device, options: CardOptions) -> OnCard:
+    """Plan, load and capture; takes as long as the file takes to read, and some seconds.
+
+    Raises:
+        DeviceMemoryShort: It does not fit; says with which settings it would.
+        ModelError: The file cannot be run on a card.
+    """
+    plan = _plan(file, options)
+    limit_allocator(plan)
+    with explained_memory(plan):
+        decoder = load_records(file, device)
+        pages, allocators = _pages(plan, decoder.kv_layout, device)
+        context_pages = pages_for(plan.options.context_tokens)
+        grid = allocators.grid
+        model = DeviceModel(
+            decoder,
+            device,
+            pages,
+            max_slots=options.max_slots,
+            exact_pages=context_pages if grid is None else grid.most_exact_pages,
+            packed_pages=0 if grid is None else context_pages,
+            chunk_tokens=PREFILL_ROWS,
+            row_counts=ROW_COUNTS[-1:] if options.exact else ROW_COUNTS,
+        )
+        torch.cuda.synchronize(device)
+    _log.info("the model is on the card", extra=_measured(plan, device))
+    return OnCard(model, pages, allocators, plan)
+
+
+def _plan(file: GGUFFile, options: CardOptions) -> MemoryPlan:
+    shape = model_shape(file)
+    context_tokens = options.context_tokens
+    asked = PlanOptions(
+        vram_bytes=usable_bytes(options.vram_bytes),
+        context_tokens=shape.context_tokens if context_tokens is None else context_tokens,
+        kv_format=options.kv_format,
+        slots=options.max_slots,
+        verify_rows=options.verify_rows,
+    )
+    return plan_to_fit(shape, asked, shrinks=context_tokens is None)
+
+
+def _pages(
+    plan: MemoryPlan, layout: KVLayout, device: torch.device
+) -> tuple[KVPages, PageAllocators]:
+    exact = PagePool(layout, plan.exact_pages, device)
+    if not plan.packed_pages:
+        return KVPages(exact), PageAllocators(PageAllocator(plan.exact_pages))
+    packed = PackedPool(layout, plan.options.kv_format, plan.packed_pages, device)
+    allocators = PageAllocators(
+        PageAllocator(plan.exact_pages),
+        PageAllocator(plan.packed_pages, PageForm.PACKED),
+        Grid(GRID_TOKENS),
+    )
+    return KVPages(exact, packed), allocators
+
+
+def _measured(plan: MemoryPlan, device: torch.device) -> dict[str, int]:
+    return {
+        "planned_bytes": plan.total_bytes,
+        "reserved_bytes": torch.cuda.max_memory_reserved(device),
+        "allocated_bytes": torch.cuda.memory_allocated(device),
+    }

@@ -1,0 +1,49 @@
+"""Captured launches of a step, one graph for each number of rows."""
+
+from collections.abc import Callable
+
+import torch
+
+ROW_COUNTS = (1, 2, 4, 8, 16, 21, 32)
+
+
+class StepGraphs:
+    """Runs `step(num_rows)`; on a card by replaying what was captured of it.
+
+    Args:
+        step: Launches kernels only, the same whatever the tables hold, and returns a tensor.
+        device: Where; on a CPU steps are simply run.
+    """
+
+    def __init__(self, step: Callable[[int], torch.Tensor], device: torch.device) -> None:
+        self._step = step
+        self._device = device
+        self._graphs: dict[int, tuple[torch.cuda.CUDAGraph, torch.Tensor]] = {}
+        self._memory: tuple[int, int] | None = None
+
+    def capture(self, row_counts: tuple[int, ...] = ROW_COUNTS) -> None:
+        """Capture steps of so many rows, the largest first: smaller ones use its memory."""
+        if self._device.type != "cuda":
+            return
+        for num_rows in sorted(row_counts, reverse=True):
+            self._capture(num_rows)
+
+    def __call__(self, num_rows: int) -> torch.Tensor:
+        """Run a step; the result is overwritten by the next one."""
+        if self._device.type != "cuda":
+            return self._step(num_rows)
+        graph, result = self._graphs[num_rows]
+        graph.replay()
+        return result
+
+    def _capture(self, num_rows: int) -> None:
+        stream = torch.cuda.Stream(self._device)
+        stream.wait_stream(torch.cuda.current_stream(self._device))
+        with torch.cuda.stream(stream):
+            self._step(num_rows)  # compiles kernels, which a capture cannot
+        torch.cuda.current_stream(self._device).wait_stream(stream)
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph, pool=self._memory):
+            result = self._step(num_rows)
+        self._memory = graph.pool()
+        self._graphs[num_rows] = (graph, result)

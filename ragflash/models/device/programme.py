@@ -1,0 +1,217 @@
+"""A decoder as a chain of fused operations on a float32 residual stream.
+
+What a layer adds is not added by itself: the norm before the next product does it, adds up the
+parts that the product was split into, and puts the rows on the grid that the next matrix takes.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+
+from ragflash.models.device.matrices import Activations, RecordLinear
+from ragflash.models.device.steps import (
+    DeltaWeights,
+    DeviceStep,
+    HeadInputs,
+    HeadRows,
+    HeadSizes,
+    ProductStep,
+)
+from ragflash.models.device.tables import MAX_ROWS
+from ragflash.models.layers import Norm, PagedKV
+from ragflash.models.linear import PackedEmbedding
+from ragflash_kernels.columns import Columns
+from ragflash_kernels.embedding import gather_rows
+from ragflash_kernels.gated_delta import DeltaSizes, gated_norm
+from ragflash_kernels.gated_ffn import gated
+from ragflash_kernels.rms_norm import add_norm
+
+FusedMixer = Callable[[Activations, DeviceStep], Columns]
+
+
+@dataclass(frozen=True, slots=True)
+class FusedAttention:
+    """`Attention`, and with `is_gated` `GatedAttention`, of `ragflash.models`.
+
+    Attributes:
+        num_heads: Query heads.
+        num_kv_heads: Heads of K, and of V.
+        projections: Gives Q, with `is_gated` the gates of its values in the same columns, K and V.
+        output: Of the mixed heads.
+        kv: Its pages.
+        sizes: Of its heads.
+        rotary: Which angles of the step it takes.
+        is_gated: Whether the output is gated value by value.
+    """
+
+    num_heads: int
+    num_kv_heads: int
+    projections: RecordLinear
+    output: RecordLinear
+    kv: PagedKV
+    sizes: HeadSizes
+    rotary: int
+    is_gated: bool
+
+    def __call__(self, x: Activations, step: DeviceStep) -> Columns:
+        """Mix the rows of every sequence."""
+        q, k, v = step.multiply(self.projections, x)
+        gate = None
+        if self.is_gated:
+            q, gate = q.split(q.width // 2, q.width // 2)
+        mixed = step.attend(self.kv, HeadInputs(q, k, v, gate), self.sizes, self.rotary)
+        return step.multiply(self.output, mixed)[0]
+
+
+@dataclass(frozen=True, slots=True)
+class FusedDeltaNet:
+    """`GatedDeltaNet` of `ragflash.models.deltanet`.
+
+    Attributes:
+        layer: Its number among the layers with state.
+        sizes: Of its heads.
+        projections: Gives Q, K, V (to be convolved), output gate, β and decay.
+        weights: Of convolution and decay.
+        norm: Of each output head.
+        output: Of the gated heads.
+    """
+
+    layer: int
+    sizes: DeltaSizes
+    projections: RecordLinear
+    weights: DeltaWeights
+    norm: Norm
+    output: RecordLinear
+
+    def __call__(self, x: Activations, step: DeviceStep) -> Columns:
+        """Mix the rows of every sequence."""
+        qkv, z, beta, alpha = step.multiply(self.projections, x)
+        heads = step.delta(self.layer, qkv, beta, alpha, self.weights)
+        gated_heads = gated_norm(
+            heads, z, self.norm.weight, eps=self.norm.eps, quantized=step.quantized,
+            out_dtype=step.dtype, eager=step.eager,
+        )  # fmt: skip
+        return step.multiply(self.output, gated_heads)[0]
+
+
+@dataclass(frozen=True, slots=True)
+class FusedFFN:
+    """`GatedFFN` of `ragflash.models.layers`."""
+
+    gate_up: RecordLinear
+    down: RecordLinear
+    activation: Literal["silu", "gelu_tanh"]
+
+    def __call__(self, x: Activations, step: DeviceStep) -> Columns:
+        """Map each row alone."""
+        gate, up = step.multiply(self.gate_up, x)
+        rows = gated(
+            gate, up, self.activation, quantized=step.quantized, out_dtype=step.dtype,
+            eager=step.eager,
+        )  # fmt: skip
+        return step.multiply(self.down, rows)[0]
+
+
+@dataclass(frozen=True, slots=True)
+class FusedBlock:
+    """`Block` or `SandwichBlock` of `ragflash.models.layers`; post norms are `None` in the first.
+
+    Attributes:
+        scale: Factor of the residual after the block.
+    """
+
+    mixer_norm: Norm
+    mixer: FusedMixer
+    mixer_post_norm: Norm | None
+    ffn_norm: Norm
+    ffn: FusedFFN
+    ffn_post_norm: Norm | None
+    scale: float
+
+
+@dataclass(frozen=True, slots=True)
+class _Pending:
+    """What the last layer gave and the next norm adds."""
+
+    delta: Columns | None = None
+    post_norm: Norm | None = None
+    scale: float = 1.0
+
+    def rows(self, wanted: torch.Tensor) -> "_Pending":
+        """Of some rows only."""
+        if self.delta is None:
+            return self
+        partials = self.delta.partials[:, wanted]
+        delta = Columns(partials, self.delta.start, self.delta.width)
+        return _Pending(delta, self.post_norm, self.scale)
+
+
+@dataclass(frozen=True, slots=True)
+class Programme:
+    """Everything between token ids and logits; the fields are those of `DecoderParts`."""
+
+    embedding: PackedEmbedding
+    blocks: tuple[FusedBlock, ...]
+    norm: Norm
+    head: RecordLinear
+    frequencies: tuple[torch.Tensor, ...]
+    embedding_scale: float
+    soft_cap: float | None
+
+    def angles(self, positions: torch.Tensor) -> tuple[tuple[torch.Tensor, torch.Tensor], ...]:
+        """Return cosines and sines `[N, F]` of each set of frequencies."""
+        of_all = (positions[:, None].float() * frequencies for frequencies in self.frequencies)
+        return tuple((angles.cos(), angles.sin()) for angles in of_all)
+
+    def run(
+        self, token_ids: torch.Tensor, step: DeviceStep, wanted: torch.Tensor | None
+    ) -> torch.Tensor | None:
+        """Compute a step's rows.
+
+        Args:
+            token_ids: int32 `[N]` on the card.
+            step: Of the rows.
+            wanted: Rows whose logits are wanted; `None` for all of a step on the int8 grid.
+
+        Returns:
+            float32 `[R, V]`; `None` when `wanted` is empty.
+        """
+        residual = gather_rows(
+            self.embedding.blocks, token_ids, self.embedding.block_format,
+            scale=self.embedding_scale,
+        )  # fmt: skip
+        pending = _Pending()
+        for block in self.blocks:
+            x = _normed(pending, residual, block.mixer_norm, step)
+            pending = _Pending(block.mixer(x, step), block.mixer_post_norm)
+            x = _normed(pending, residual, block.ffn_norm, step)
+            pending = _Pending(block.ffn(x, step), block.ffn_post_norm, block.scale)
+        if wanted is None:
+            return self._logits(pending, residual, step)
+        parts = [
+            self._logits(pending.rows(rows), residual[rows], HeadRows(len(rows)))
+            for rows in wanted.split(MAX_ROWS)
+            if len(rows)
+        ]
+        return torch.cat(parts) if parts else None
+
+    def _logits(
+        self, pending: "_Pending", residual: torch.Tensor, step: ProductStep
+    ) -> torch.Tensor:
+        x = _normed(pending, residual, self.norm, step)
+        logits = step.multiply(self.head, x)[0].sum()
+        cap = self.soft_cap
+        return logits if cap is None else torch.tanh(logits / cap) * cap
+
+
+def _normed(
+    pending: _Pending, residual: torch.Tensor, norm: Norm, step: ProductStep
+) -> Activations:
+    post = pending.post_norm
+    return add_norm(
+        pending.delta, residual, norm.weight, eps=norm.eps,
+        post_weight=None if post is None else post.weight, residual_scale=pending.scale,
+        quantized=step.quantized, out_dtype=step.dtype, eager=step.eager,
+    )  # fmt: skip

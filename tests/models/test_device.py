@@ -1,0 +1,172 @@
+"""A model's programme for a card, by its plain forms, against the layers that it was made from."""
+
+import random
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+
+import pytest
+import torch
+
+from ragflash.errors import ModelError
+from ragflash.gguf.reader import GGUFFile
+from ragflash.kvcache.pages import KVPages
+from ragflash.models.contract import ForwardBatch, Model, SequenceRows
+from ragflash.models.device.lowering import lower
+from ragflash.models.device.model import DeviceModel
+from ragflash.models.registry import load_records
+from tests.models.families import FAMILIES, VOCAB_SIZE
+from tests.models.forwards import PAGES, batch_of, load, poisoned_pages, run
+from tests.models.toy_files import write_gguf
+
+TEXT = random.Random(3).choices(range(VOCAB_SIZE), k=300)
+LOWERED = ("llama", "qwen2", "qwen3", "gemma3", "qwen35")
+CPU = torch.device("cpu")
+
+
+@dataclass(frozen=True)
+class Pair:
+    """The same file as layers in float32, and as a programme with its pages."""
+
+    layers: Model
+    programme: DeviceModel
+    pages: KVPages
+
+
+@pytest.fixture(scope="module")
+def pairs(tmp_path_factory) -> Callable[[str], Pair]:
+    made: dict[str, Pair] = {}
+
+    def pair(name: str) -> Pair:
+        if name not in made:
+            family = FAMILIES[name]
+            tensors = family.tensors(family.build(seed=1))
+            path = tmp_path_factory.mktemp(name) / "toy.gguf"
+            write_gguf(path, family.architecture, family.metadata, tensors, quantized=True)
+            with GGUFFile.open(path) as file:
+                decoder = load_records(file, CPU)
+            pages = poisoned_pages(decoder)
+            programme = DeviceModel(
+                decoder, CPU, pages, max_slots=3, exact_pages=len(PAGES), packed_pages=0,
+                chunk_tokens=300, dtype=torch.float32,
+            )  # fmt: skip
+            made[name] = Pair(load(path), programme, pages)
+        return made[name]
+
+    return pair
+
+
+def feed(pair: Pair, text: Sequence[int], chunks: Sequence[int]) -> torch.Tensor:
+    """Compute a text in parts; return all logits."""
+    logits, start = [], 0
+    pair.programme.reset(0)
+    for size in [*chunks, len(text)]:
+        part = text[start : start + size]
+        if part:
+            logits.append(pair.programme.forward(batch_of(part, start), pair.pages).clone())
+            pair.programme.commit(0, len(part))
+            start += len(part)
+    return torch.cat(logits)
+
+
+def assert_near(found: torch.Tensor, expected: torch.Tensor, share: float) -> None:
+    """Differ by at most a share of how logits spread, in the root mean square."""
+    error = (found - expected).square().mean().sqrt() / expected.std()
+    assert error < share
+
+
+@pytest.mark.parametrize("name", LOWERED)
+def test_many_rows_give_what_the_layers_give(pairs, name):
+    """But for the head, whose rows are on the grid, and keys and values in float16.
+
+    The first row of a delta rule remembers one row only; its norm magnifies any difference.
+    """
+    pair = pairs(name)
+    expected = run(pair.layers, TEXT, [])
+    assert_near(feed(pair, TEXT, [])[1:], expected[1:], 0.015)
+    assert_near(feed(pair, TEXT, [100, 57])[1:], expected[1:], 0.015)
+
+
+@pytest.mark.parametrize("name", LOWERED)
+def test_few_rows_are_near_the_layers(pairs, name):
+    pair, text = pairs(name), TEXT[:60]
+    expected = run(pair.layers, text, [])
+    found = feed(pair, text, [32, 20, 1, 7])
+    share = 0.12 if pair.programme.is_recurrent else 0.03
+    assert_near(found[8:], expected[8:], share)
+
+
+@pytest.mark.parametrize("name", LOWERED)
+def test_few_rows_are_the_same_in_any_chunks(pairs, name):
+    pair, text = pairs(name), TEXT[:60]
+    expected = feed(pair, text, [32, 20, 1, 7])
+    assert_near(feed(pair, text, [1] * 9 + [30, 3]), expected, 0.01)
+    assert_near(feed(pair, text, [5, 31, 1]), expected, 0.01)
+
+
+@pytest.mark.parametrize("name", LOWERED)
+@pytest.mark.parametrize("accepted", [0, 1, 4, 7])
+def test_drafts_count_as_far_as_they_are_committed(pairs, name, accepted):
+    """Two pending rows and seven drafted ones, the first `accepted` of them right."""
+    pair = pairs(name)
+    expected = feed(pair, TEXT[:90], [61])
+    feed(pair, TEXT[:61], [61])
+    right = TEXT[61 : 63 + accepted]
+    wrong = [(token + 1) % VOCAB_SIZE for token in TEXT[63 + accepted : 70]]
+    programme, pages = pair.programme, pair.pages
+    programme.forward(batch_of(right + wrong, 61, num_draft=7), pages)
+    programme.commit(0, len(right))
+    after = 61 + len(right)
+    found = programme.forward(batch_of(TEXT[after:90], after), pages)
+    assert_near(found, expected[after:90], 0.03)
+
+
+@pytest.mark.parametrize("name", LOWERED)
+def test_a_snapshot_outlives_what_its_slot_does_next(pairs, name):
+    pair = pairs(name)
+    programme, pages = pair.programme, pair.pages
+    expected = feed(pair, TEXT[:80], [60])[60:]
+    feed(pair, TEXT[:60], [60])
+    state = programme.snapshot(0)
+    programme.forward(batch_of(TEXT[100:120], 60), pages)
+    programme.commit(0, 20)
+    programme.restore(2, state)
+    found = programme.forward(batch_of(TEXT[60:80], 60, slot=2), pages)
+    assert torch.equal(found, expected)
+
+
+@pytest.mark.parametrize("name", LOWERED)
+def test_sequences_together_equal_each_alone(pairs, name):
+    """A chunk of many rows, a decode step and a draft in one forward, in slots of their own."""
+    pair = pairs(name)
+    programme, pages = pair.programme, pair.pages
+    alone = feed(pair, TEXT[:75], [70, 1])[70:]
+    whole = feed(pair, TEXT[:100], [])
+    for slot, page in ((1, 2), (2, 3)):
+        programme.reset(slot)
+        programme.forward(on_page(batch_of(TEXT[:70], 0, slot=slot), page), pages)
+        programme.commit(slot, 70)
+    programme.reset(0)
+    sequences = (
+        SequenceRows(1, 1, 70, (2,), (0,)),
+        SequenceRows(0, 100, 0, (1,), (0, 99)),
+        SequenceRows(2, 5, 70, (3,), (1, 3, 4), num_draft=4),
+    )
+    ids = torch.tensor([TEXT[70], *TEXT[:100], *TEXT[70:75]])
+    positions = torch.tensor([70, *range(100), *range(70, 75)])
+    found = programme.forward(ForwardBatch(ids, positions, sequences), pages)
+    expected = torch.cat((alone[:1], whole[[0, 99]], alone[[1, 3, 4]]))
+    assert_near(found, expected, 0.01)
+
+
+def on_page(batch: ForwardBatch, page: int) -> ForwardBatch:
+    return replace(batch, sequences=tuple(replace(s, pages=(page,)) for s in batch.sequences))
+
+
+def test_a_layer_without_a_fused_form_is_refused(tmp_path):
+    family = FAMILIES["qwen35moe"]
+    tensors = family.tensors(family.build(seed=1))
+    path = write_gguf(tmp_path / "toy.gguf", family.architecture, family.metadata, tensors)
+    with GGUFFile.open(path) as file:
+        decoder = load_records(file, CPU)
+    with pytest.raises(ModelError, match="choose --device cpu"):
+        lower(decoder)
