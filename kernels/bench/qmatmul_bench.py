@@ -16,6 +16,7 @@ from ragflash_kernels.qmatmul.launch import (
     qmatmul_triton,
     quantize_rows_triton,
     sum_splits,
+    unpack_gluon,
 )
 from tests.kernels.quantised import random_blocks
 
@@ -35,19 +36,24 @@ MATRICES = [
     ("IQ4_XS", 17408, 5120),
 ]
 ROWS = (1, 8, 16, 24, 32)
+LARGEST_UNPACKED = 2**27  # values; a vocabulary's matrix is only ever multiplied by few rows
 
 
 def bench_unpack(report: "Report", *, sweep: bool) -> None:
-    """Time unpacking to float16."""
-    for name, rows, columns in MATRICES[: 4 if sweep else 5]:
+    """Time unpacking to bfloat16."""
+    for name, rows, columns in MATRICES:
+        if rows * columns > LARGEST_UNPACKED:
+            continue
         blocks = random_blocks(name, rows, columns, device="cuda")
         weight = pack_matrix(blocks, block_format=name)
-        outs = [torch.empty(rows, columns, dtype=torch.float16, device="cuda") for _ in range(3)]
+        outs = [torch.empty(rows, columns, dtype=torch.bfloat16, device="cuda") for _ in range(3)]
         exact = unpack_matrix(weight, backend=Backend.REFERENCE)
-        error = relative_error(unpack_matrix(weight, dtype=torch.float16), exact)
-        us = time_us([partial(unpack_matrix, weight, dtype=torch.float16, out=o) for o in outs])
         num_bytes = weight.records.numel() + 2 * outs[0].numel()
-        report.line(f"unpack {name} {rows}x{columns}", us, num_bytes, error)
+        for warps in (1, 2, 4, 8) if sweep else (4,):
+            unpack_gluon(weight, outs[0], warps=warps)
+            error = relative_error(outs[0], exact)
+            us = time_us([partial(unpack_gluon, weight, out, warps=warps) for out in outs])
+            report.line(f"unpack {name} {rows}x{columns}", us, num_bytes, error, warps=warps)
 
 
 def bench_qmatmul(report: "Report", *, sweep: bool) -> None:

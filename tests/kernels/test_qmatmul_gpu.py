@@ -47,15 +47,16 @@ def test_equals_the_reference_over_odd_shapes(name, backend, monkeypatch):
             assert error < 2e-6, (rows, columns, num_rows, float(error))
 
 
+@pytest.mark.parametrize("backend", [Backend.TRITON, Backend.GLUON])
 @pytest.mark.parametrize("name", RECORD_FORMATS)
-def test_unpacks_to_the_bits_of_the_reference(name, monkeypatch):
+def test_unpacks_to_the_bits_of_the_reference(name, backend, monkeypatch):
     for rows, columns in SHAPES[name in ("Q4_K", "Q5_K", "Q6_K", "IQ4_XS")]:
         weight = pack_matrix(random_blocks(name, rows, columns, device="cuda"), block_format=name)
         for dtype in (torch.float32, torch.float16, torch.bfloat16):
             guard = GuardedMemory()
             with monkeypatch.context() as patch:
                 patch.setattr(torch, "empty", guard.empty)
-                found = unpack_matrix(weight, dtype=dtype, backend=Backend.TRITON)
+                found = unpack_matrix(weight, dtype=dtype, backend=backend)
             guard.check()
             expected = unpack_matrix(weight, backend=Backend.REFERENCE).to(dtype)
             assert torch.equal(found, expected)

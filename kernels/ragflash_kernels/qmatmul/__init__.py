@@ -181,7 +181,8 @@ def unpack_matrix(
         weight: `[N, K]`.
         dtype: float32, float16 or bfloat16.
         out: Written and returned when given: `[N, K]` of `dtype`, contiguous, on the same device.
-        backend: None picks by the device. There is one kernel; Gluon takes it too.
+        backend: None picks by the device. Gluon has a kernel for types of 16 bits, and takes the
+            plain one for float32.
 
     Raises:
         KernelInputError: An argument does not fit the description above.
@@ -202,9 +203,13 @@ def unpack_matrix(
             f"out is {tuple(out.shape)} {out.dtype} on {out.device}, "
             f"not {expected} {dtype} on {device}, contiguous"
         )
-    if (backend or pick_backend(device)) is Backend.REFERENCE:
+    backend = backend or pick_backend(device)
+    if backend is Backend.REFERENCE:
         return out.copy_(unpack_records(weight))
-    from ragflash_kernels.qmatmul.launch import unpack_triton  # noqa: PLC0415 - lazy
+    from ragflash_kernels.qmatmul import launch  # noqa: PLC0415 - lazy
 
-    unpack_triton(weight, out)
+    if backend is Backend.GLUON and dtype != torch.float32:
+        launch.unpack_gluon(weight, out)
+    else:
+        launch.unpack_triton(weight, out)
     return out

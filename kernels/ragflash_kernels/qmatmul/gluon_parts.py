@@ -77,8 +77,9 @@ def _floats(count):
 
 
 @gluon.jit
-def _load(address, LOADS: gl.constexpr, WIDTH: gl.constexpr, STRIDE: gl.constexpr,
-          ONCE: gl.constexpr):  # fmt: skip
+def load_words(address, LOADS: gl.constexpr, WIDTH: gl.constexpr, STRIDE: gl.constexpr,
+               ONCE: gl.constexpr):  # fmt: skip
+    """Return what `ptx.load` loads."""
     return gl.inline_asm_elementwise(
         _load_ptx(LOADS, WIDTH, STRIDE, ONCE), _load_constraints(LOADS, WIDTH), [address],
         dtype=_words(LOADS * WIDTH), is_pure=False, pack=1,
@@ -91,7 +92,7 @@ def _float(word):
 
 
 @gluon.jit
-def _byte(word, BYTE: gl.constexpr):
+def byte_to_float(word, BYTE: gl.constexpr):
     """Return 2**23 + a byte."""
     return gl.inline_asm_elementwise(
         _BYTES_TO_FLOATS[BYTE], "=f,r", [word], dtype=gl.float32, is_pure=True, pack=1
@@ -99,15 +100,16 @@ def _byte(word, BYTE: gl.constexpr):
 
 
 @gluon.jit
-def _half(word, HIGH: gl.constexpr):
+def half_to_float(word, HIGH: gl.constexpr):
+    """Return a float16 half of a word."""
     return gl.inline_asm_elementwise(
         _HALVES_TO_FLOATS[HIGH], "=f,r", [word], dtype=gl.float32, is_pure=True, pack=1
     )
 
 
 @gluon.jit
-def _codes(low, high, step: gl.constexpr, j: gl.constexpr, LOW_BITS: gl.constexpr,
-           HIGH_BITS: gl.constexpr, SIGNED: gl.constexpr, TABLE: gl.constexpr):  # fmt: skip
+def read_codes(low, high, step: gl.constexpr, j: gl.constexpr, LOW_BITS: gl.constexpr,
+               HIGH_BITS: gl.constexpr, SIGNED: gl.constexpr, TABLE: gl.constexpr):  # fmt: skip
     """Return both halves of row j of a step, as bytes."""
     if LOW_BITS == 8:
         codes = (low[8 * step + j], low[8 * step + 4 + j])
@@ -130,17 +132,17 @@ def _codes(low, high, step: gl.constexpr, j: gl.constexpr, LOW_BITS: gl.constexp
 
 
 @gluon.jit
-def _row_scale(words, factor, lowered, step: gl.constexpr, half: gl.constexpr, j: gl.constexpr,
+def read_scale(words, factor, lowered, step: gl.constexpr, half: gl.constexpr, j: gl.constexpr,
                KIND: gl.constexpr):  # fmt: skip
     """Return the scale of row j in a step, or in half of one."""
     if KIND == _FLOAT16:
-        scale = _half(words[2 * step + j // 2], j % 2)
+        scale = half_to_float(words[2 * step + j // 2], j % 2)
     elif KIND == _BYTES:
-        scale = gl.fma(_byte(words[step], j), factor, lowered)
+        scale = gl.fma(byte_to_float(words[step], j), factor, lowered)
     elif KIND == _OF_16:
-        scale = (_byte(words[2 * step + half], j) - 8388736.0) * factor
+        scale = (byte_to_float(words[2 * step + half], j) - 8388736.0) * factor
     else:
-        scale = (_byte(words[step], j) - 8388736.0) * factor
+        scale = (byte_to_float(words[step], j) - 8388736.0) * factor
     return scale
 
 
@@ -162,8 +164,8 @@ def _activations(q, scales, pair: gl.constexpr, TILES: gl.constexpr):
     words = ()
     floats = ()
     for tile in gl.static_range(TILES):
-        words = words + _load(q + tile * 2048 + pair * 512, 1, 4, 0, False)
-        floats = floats + _load(scales + tile * 256 + pair * 16, 1, 4, 0, False)
+        words = words + load_words(q + tile * 2048 + pair * 512, 1, 4, 0, False)
+        floats = floats + load_words(scales + tile * 256 + pair * 16, 1, 4, 0, False)
     return words, floats
 
 
@@ -228,18 +230,18 @@ def _minima(place, lane, STEPS: gl.constexpr, KIND: gl.constexpr):
     """Return the bits of eight floats: rows j in step c, then in step c + 4."""
     out = ()
     if KIND == _BYTES:
-        stored = _load(place + lane * 8, 1, 2, 0, True)
+        stored = load_words(place + lane * 8, 1, 2, 0, True)
         for k in gl.static_range(2):
             for j in gl.static_range(4):
-                out = out + ((_byte(stored[k], j) - 8388608.0).to(gl.int32, bitcast=True),)
+                out = out + ((byte_to_float(stored[k], j) - 8388608.0).to(gl.int32, bitcast=True),)
     else:
         c = lane & 3
         at = place + ((lane >> 2) * STEPS + gl.minimum(c, STEPS - 1)) * 8
         for k in gl.static_range(2):
             if 4 * k < STEPS:
-                stored = _load(at + 32 * k, 1, 2, 0, True)
+                stored = load_words(at + 32 * k, 1, 2, 0, True)
                 for j in gl.static_range(4):
-                    low = _half(stored[j // 2], j % 2).to(gl.int32, bitcast=True)
+                    low = half_to_float(stored[j // 2], j % 2).to(gl.int32, bitcast=True)
                     out = out + (gl.where(c < STEPS, low, 0),)
             else:
                 out = out + (lane * 0, lane * 0, lane * 0, lane * 0)
@@ -255,9 +257,9 @@ def load_activation_sums(sums, lane, first_step, TILES: gl.constexpr, STEPS: gl.
     out = ()
     for tile in gl.static_range(TILES):
         at = sums + tile * 512 + (first_step + c) * 64 + (c * 0 if ONE else g * 8)
-        out = out + _load(at, 1, 2, 0, False)
+        out = out + load_words(at, 1, 2, 0, False)
         if STEPS == 8:
-            out = out + _load(at + 256, 1, 2, 0, False)
+            out = out + load_words(at + 256, 1, 2, 0, False)
         else:
             out = out + (lane * 0, lane * 0)
     return out
@@ -272,15 +274,15 @@ def _row_factors(place, lane, KIND: gl.constexpr, HAS_MINIMA: gl.constexpr):
     of_minima = ()
     if KIND != _FLOAT16:
         if HAS_MINIMA:
-            stored = _load(place + g * 16, 1, 4, 0, True)
+            stored = load_words(place + g * 16, 1, 4, 0, True)
         else:
-            stored = _load(place + g * 8, 1, 2, 0, True)
+            stored = load_words(place + g * 8, 1, 2, 0, True)
         for j in gl.static_range(4):
             if HAS_MINIMA:
-                factor = _half(stored[j], 0)
-                of_minima = of_minima + (-_half(stored[j], 1),)
+                factor = half_to_float(stored[j], 0)
+                of_minima = of_minima + (-half_to_float(stored[j], 1),)
             else:
-                factor = _half(stored[j // 2], j % 2)
+                factor = half_to_float(stored[j // 2], j % 2)
             factors = factors + (factor,)
             lowered = lowered + (factor * -8388608.0,)
     else:
@@ -294,12 +296,27 @@ def _row_factors(place, lane, KIND: gl.constexpr, HAS_MINIMA: gl.constexpr):
 @gluon.jit
 def _high_plane(place, lane, STEPS: gl.constexpr, HIGH_BITS: gl.constexpr):
     if HIGH_BITS == 2:
-        words = _load(place + lane * 16, 4, 4, 512, True)
+        words = load_words(place + lane * 16, 4, 4, 512, True)
     elif STEPS == 2:
-        words = _load(place + lane * 8, 1, 2, 0, True)
+        words = load_words(place + lane * 8, 1, 2, 0, True)
     else:
-        words = _load(place + lane * 16, STEPS // 4, 4, 512, True)
+        words = load_words(place + lane * 16, STEPS // 4, 4, 512, True)
     return words
+
+
+@gluon.jit
+def load_codes(record, lane, HIGH: gl.constexpr, SCALES: gl.constexpr, FACTORS: gl.constexpr,
+               STEPS: gl.constexpr, LOW_BITS: gl.constexpr, HIGH_BITS: gl.constexpr,
+               KIND: gl.constexpr, HAS_MINIMA: gl.constexpr):  # fmt: skip
+    """Return low plane, high plane, scales, their factors, these lowered, factors of minima."""
+    low = load_words(record + lane * 16, STEPS * LOW_BITS // 4, 4, 512, True)
+    high = _high_plane(record + HIGH, lane, STEPS, HIGH_BITS) if HIGH_BITS > 0 else low
+    g = lane >> 2
+    # One load of four words is two steps' scales, or four steps' where a step has one byte a row.
+    pieces: gl.constexpr = STEPS // 2 if KIND == _FLOAT16 or KIND == _OF_16 else STEPS // 4
+    stored = load_words(record + SCALES + g * 16, pieces, 4, 128, True)
+    factors, lowered, of_minima = _row_factors(record + FACTORS, lane, KIND, HAS_MINIMA)
+    return low, high, stored, factors, lowered, of_minima
 
 
 @gluon.jit
@@ -307,13 +324,9 @@ def load_record(record, lane, HIGH: gl.constexpr, SCALES: gl.constexpr, MINIMA: 
                 FACTORS: gl.constexpr, STEPS: gl.constexpr, LOW_BITS: gl.constexpr,
                 HIGH_BITS: gl.constexpr, KIND: gl.constexpr, HAS_MINIMA: gl.constexpr):  # fmt: skip
     """Return low plane, high plane, scales, their factors, these lowered, minima, their factors."""
-    low = _load(record + lane * 16, STEPS * LOW_BITS // 4, 4, 512, True)
-    high = _high_plane(record + HIGH, lane, STEPS, HIGH_BITS) if HIGH_BITS > 0 else low
-    g = lane >> 2
-    # One load of four words is two steps' scales, or four steps' where a step has one byte a row.
-    pieces: gl.constexpr = STEPS // 2 if KIND == _FLOAT16 or KIND == _OF_16 else STEPS // 4
-    stored = _load(record + SCALES + g * 16, pieces, 4, 128, True)
-    factors, lowered, of_minima = _row_factors(record + FACTORS, lane, KIND, HAS_MINIMA)
+    low, high, stored, factors, lowered, of_minima = load_codes(
+        record, lane, HIGH, SCALES, FACTORS, STEPS, LOW_BITS, HIGH_BITS, KIND, HAS_MINIMA
+    )
     minima = _minima(record + MINIMA, lane, STEPS, KIND) if HAS_MINIMA else factors
     return low, high, stored, factors, lowered, minima, of_minima
 
@@ -343,14 +356,14 @@ def multiply_record(loaded, q, scales, total, STEPS: gl.constexpr, LOW_BITS: gl.
         for odd in gl.static_range(2):
             codes = ()
             for j in gl.static_range(4):
-                codes = codes + _codes(
+                codes = codes + read_codes(
                     low, high, 2 * pair + odd, j, LOW_BITS, HIGH_BITS, not HAS_MINIMA, TABLE
                 )
             for half in gl.static_range(2 if KIND == _OF_16 else 1):
                 row_scales = ()
                 for j in gl.static_range(4):
                     row_scales = row_scales + (
-                        _row_scale(stored, factors[j], lowered[j], 2 * pair + odd, half, j, KIND),
+                        read_scale(stored, factors[j], lowered[j], 2 * pair + odd, half, j, KIND),
                     )
                 total = _step(
                     codes, words, floats, row_scales, total, odd, half, TILES,

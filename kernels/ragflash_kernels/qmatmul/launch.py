@@ -11,7 +11,7 @@ import triton
 
 from ragflash_kernels.qmatmul.activations import ROWS_PER_TILE, ActivationBuffers
 from ragflash_kernels.qmatmul.formats import IQ4_VALUES, RecordFormat
-from ragflash_kernels.qmatmul.gluon_kernel import qmatmul_gluon_kernel
+from ragflash_kernels.qmatmul.gluon_kernel import qmatmul_gluon_kernel, unpack_gluon_kernel
 from ragflash_kernels.qmatmul.kernel import (
     dense_kernel,
     qmatmul_kernel,
@@ -86,6 +86,17 @@ def unpack_triton(weight: PackedMatrix, out: torch.Tensor) -> None:
     unpack_kernel[tiles, num_records](
         weight.records, _levels(out.device), out, weight.rows, weight.columns, num_records,
         SIGN=sign_bit(weight.layout), num_warps=1, enable_fp_fusion=False,
+        **record_constants(weight.layout, weight.steps),
+    )  # fmt: skip
+
+
+def unpack_gluon(weight: PackedMatrix, out: torch.Tensor, *, warps: int = 4) -> None:
+    """Unpack into contiguous bfloat16 or float16 `[rows, columns]`."""
+    tiles, num_records, _ = weight.records.shape
+    units = tiles * num_records
+    unpack_gluon_kernel[(triton.cdiv(units, warps),)](
+        weight.records, out, weight.rows, weight.columns, num_records, units, WARPS=warps,
+        BFLOAT16=out.dtype == torch.bfloat16, num_warps=warps, enable_fp_fusion=False,
         **record_constants(weight.layout, weight.steps),
     )  # fmt: skip
 

@@ -172,3 +172,32 @@ def multiply_minima() -> str:
         f"{mma} {{{registers(0, 4)}}}, {{{registers(4, 4)}}}, {{$8,$9}}, {{{registers(0, 4)}}}; "
         "}"
     )
+
+
+def store_eight(conversion: str) -> str:
+    """Return the rounding and writing of eight floats of a row by every lane.
+
+    Lane c of four has columns 4 c … 4 c + 3 of each half of a step. Neighbours exchange, so that
+    an even lane writes its and the next lane's columns of half 0, an odd one those of half 1 and
+    the lane's before: 16 bytes in a row. Result 0 is nothing. Arguments: four floats of half 0,
+    four of half 1, whether the lane is odd, whether it writes, and where.
+
+    Args:
+        conversion: Of two floats into a word, the upper one first.
+    """
+    lines = [".reg .pred odd, writes; .reg .b32 w<4>, own<2>, sent<2>;"]
+    lines += [f"{conversion} w{i}, ${2 * i + 2}, ${2 * i + 1};" for i in range(4)]
+    lines += ["setp.ne.b32 odd, $9, 0;", "setp.ne.b32 writes, $10, 0;"]
+    for i in range(2):
+        lines += [
+            f"selp.b32 sent{i}, w{i}, w{2 + i}, odd;",
+            f"selp.b32 own{i}, w{2 + i}, w{i}, odd;",
+            f"shfl.sync.bfly.b32 sent{i}, sent{i}, 1, 31, -1;",
+        ]
+    for i in range(2):
+        lines += [
+            f"selp.b32 w{i}, sent{i}, own{i}, odd;",
+            f"selp.b32 w{2 + i}, own{i}, sent{i}, odd;",
+        ]
+    lines += ["@writes st.global.v4.b32 [$11], {w0, w1, w2, w3};", "mov.b32 $0, 0;"]
+    return "{ " + " ".join(lines) + " }"
