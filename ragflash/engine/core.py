@@ -60,7 +60,7 @@ class EngineCore:
         identity: All that stored keys and values depend on but tokens.
         vocabulary: Bytes of tokens, and those that end an answer.
         drafter_factory: Makes the drafter of one sequence; `None` decodes plainly.
-        draft_tokens: Most drafted tokens of a sequence in a step.
+        draft_tokens: Most drafted tokens of a sequence in a step, after one row that is not.
     """
 
     def __init__(
@@ -179,7 +179,7 @@ class EngineCore:
         is_all = start + planned.num_rows == len(sequence.tokens)
         if not is_all or sequence.output is None or sequence.output.max_tokens == 0:
             return Rows(sequence, pending, (), ())
-        draft = self._propose(sequence, sequence.room - len(pending))
+        draft = self._propose(sequence, len(pending))
         logit_rows = range(len(pending) - 1, len(pending) + len(draft))
         return Rows(sequence, pending + draft, draft, tuple(logit_rows))
 
@@ -192,11 +192,12 @@ class EngineCore:
         token_ids = inputs[start : start + planned.num_rows]
         return Rows(sequence, token_ids, token_ids, tuple(range(len(token_ids))))
 
-    def _propose(self, sequence: Sequence, room: int) -> tuple[int, ...]:
+    def _propose(self, sequence: Sequence, num_pending: int) -> tuple[int, ...]:
         """Ask the drafter, and cut its proposal where no output could follow it."""
         output = sequence.output
         assert output is not None
-        budget = min(self._draft_tokens, output.num_left - 1, room)
+        most_rows = min(1 + self._draft_tokens, sequence.room)
+        budget = min(most_rows - num_pending, output.num_left - 1)
         if sequence.drafter is None or budget <= 0:
             return ()
         proposed = sequence.drafter.propose(sequence.tokens, budget).token_ids[:budget]

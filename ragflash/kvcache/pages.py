@@ -133,7 +133,9 @@ class PackedPool:
 
     Attributes:
         kv_format: As given.
-        offsets: As given, one entry a layer.
+        offsets: As given, one entry a layer. Who attends to packed keys as they are adds
+            `scale · q · offset` to all their scores, which is to the logarithm of their sum of
+            exponentials: their mixture alone does not change by it.
     """
 
     def __init__(
@@ -188,7 +190,10 @@ class PackedPool:
         at, head_dim = list(pages), self._head_dims[layer]
         keys, values = (
             decode_pages(
-                packed[at], self.kv_format, page_tokens=PAGE_TOKENS, head_dim=head_dim,
+                packed[at],
+                self.kv_format,
+                page_tokens=PAGE_TOKENS,
+                head_dim=head_dim,
                 values=of_values,
             )
             for packed, of_values in ((self.keys(layer), False), (self.values(layer), True))

@@ -5,7 +5,9 @@ from dataclasses import replace
 import pytest
 import torch
 
+from ragflash.kvcache.allocator import PageAllocator, PageForm
 from ragflash.kvcache.formats import KV_FORMATS, KVFormatName
+from ragflash.kvcache.grid import Grid, PageAllocators
 from ragflash.kvcache.pages import (
     KVLayout,
     KVPages,
@@ -107,3 +109,108 @@ def test_attention_reads_both_forms_in_order_of_position(window, num_rows):
     assert torch.equal(found[3:], wanted)
     alone = attention.read(q[:3], Step(batch_of(other), KVPages(exact), ()))
     assert torch.equal(found[:3], alone)
+
+
+@pytest.mark.parametrize("kv_format", PACKED)
+def test_o08_zeros_and_single_spikes_stay_finite(kv_format):
+    exact, pool = PagePool(LAYOUT, 2), PackedPool(LAYOUT, kv_format, 2)
+    exact.page(0).zero_()
+    exact.page(1).zero_()[::128] = 65504.0
+    pool.encode(exact, [PageConversion(0, 0), PageConversion(1, 1)])
+    for layer in range(2):
+        keys, values = pool.decode(layer, (0, 1))
+        assert (keys[0] == 0).all()
+        assert (values[0] == 0).all()
+        assert keys.isfinite().all()
+        assert keys.abs().max() < 1.6 * 65504
+
+
+def test_o09_a_constant_in_the_keys_is_taken_off_and_added_again():
+    """Scores of packed keys without it, plus that of the constant, are the whole scores."""
+    generator = torch.Generator().manual_seed(0)
+    layout = KVLayout.uniform(1, 1, 128, torch.float32)
+    keys = torch.randn(256, 128, generator=generator)
+    keys[:, 17] += 600
+    queries = torch.randn(64, 128, generator=generator)
+    exact = PagePool(layout, 1)
+    exact.keys(0)[0, 0] = keys
+    exact.values(0)[0, 0] = torch.randn(256, 128, generator=generator)
+
+    def centred_scores(offsets: torch.Tensor | None) -> torch.Tensor:
+        pool = PackedPool(layout, "tq3_0", 1, offsets=[offsets])
+        pool.encode(exact, [PageConversion(0, 0)])
+        scores = queries @ pool.decode(0, (0,))[0][0, 0].T
+        return scores - scores.mean(dim=1, keepdim=True)
+
+    wanted = queries @ keys.T
+    wanted -= wanted.mean(dim=1, keepdim=True)
+    mean = keys.mean(dim=0, keepdim=True)
+
+    def correlation(scores: torch.Tensor) -> float:
+        return float(torch.corrcoef(torch.stack((scores.flatten(), wanted.flatten())))[0, 1])
+
+    assert correlation(centred_scores(None)) < 0.5
+    assert correlation(centred_scores(mean)) > 0.97
+
+
+def test_attention_to_both_forms_adds_the_constant_to_the_log_sum_of_the_packed_part():
+    """What a kernel does that reads packed keys as they are; see `PackedPool.offsets`."""
+    layout = KVLayout.uniform(1, 1, 32, torch.float32)
+    generator = torch.Generator().manual_seed(1)
+    exact = PagePool(layout, 2)
+    for page in range(2):
+        exact.page(page).copy_(torch.randn(layout.page_values, generator=generator))
+    offsets = 3 * torch.randn(1, 32, generator=generator)
+    exact.keys(0).add_(offsets[:, None])
+    packed = PackedPool(layout, "q8_0", 1, offsets=[offsets])
+    packed.encode(exact, [PageConversion(1, 0)])
+    pages = KVPages(exact, packed)
+    rows = SequenceRows(0, 1, 656, (0, 0), (), packed_pages=(0,))
+    q, scale = torch.randn(1, 1, 32, generator=generator), 0.3
+    wanted = PagedKV(0, scale).read(q, Step(batch_of(rows), pages, ()))
+
+    def part(keys: torch.Tensor, values: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        scores = scale * keys @ q[0, 0]
+        return scores.softmax(0) @ values, scores.logsumexp(0)
+
+    newest = torch.cat((exact.keys(0)[0, 0], exact.keys(0)[0, 0, :-111]))
+    newest_values = torch.cat((exact.values(0)[0, 0], exact.values(0)[0, 0, :-111]))
+    old = (
+        decode_pages(x, packed.kv_format, page_tokens=256, head_dim=32)[0, 0]
+        for x in (packed.keys(0), packed.values(0))
+    )
+    mixed, sums = zip(part(newest, newest_values), part(*old), strict=True)
+    shares = torch.stack((sums[0], sums[1] + scale * q[0, 0] @ offsets[0])).softmax(0)
+    found = shares[0] * mixed[0] + shares[1] * mixed[1]
+    assert torch.allclose(found, wanted.flatten(), atol=1e-4)
+
+
+def test_o11_chunks_of_any_size_leave_the_same_bytes():
+    k, v = torch.randn(2, 1000, 2, 32, generator=torch.Generator().manual_seed(2))
+    layout = KVLayout.uniform(1, 2, 32, torch.float32)
+    stored = []
+    for size in (1, 64, 300, 1000):
+        grid = Grid(256)
+        books = PageAllocators(PageAllocator(3), PageAllocator(2, PageForm.PACKED), grid)
+        pages = KVPages(PagePool(layout, 3), PackedPool(layout, "tq3_0", 2))
+        assert pages.packed is not None
+        table = books.new_table()
+        table.reserve(1000)
+        while table.length < 1000:
+            count = min(size, table.room, 1000 - table.length)
+            at = slice(table.length, table.length + count)
+            rows = SequenceRows(
+                0, count, table.length, table.pages, (), packed_pages=table.packed_pages
+            )
+            PagedKV(0, 1.0).store(k[at], v[at], Step(batch_of(rows), pages, ()))
+            pages.convert(table.advance(count))
+        kept = [pages.packed.page(page) for page in table.packed_pages]
+        newest = pages.in_order(0, table.pages, ())
+        stored.append((torch.stack(kept), *(x.transpose(1, 2).reshape(-1, 64) for x in newest)))
+    packed, keys, values = stored[0]
+    assert packed.shape[0] == 1
+    assert torch.equal(keys[256 : 1000 - 256], k[512:].flatten(1))
+    for other in stored[1:]:
+        assert torch.equal(other[0], packed)
+        assert torch.equal(other[1][: 1000 - 256], keys[: 1000 - 256])
+        assert torch.equal(other[2][: 1000 - 256], values[: 1000 - 256])
