@@ -19,13 +19,16 @@ from enum import StrEnum
 from http.client import HTTPException
 from pathlib import Path
 
+from ragflash.cli import parts
 from ragflash.cli.parts import model_path
 from ragflash.cli.serve import bind
-from ragflash.errors import RagflashError, SettingInvalid
+from ragflash.engine.cards import list_cards
+from ragflash.errors import DeviceError, RagflashError, SettingInvalid
 from ragflash.gguf.chat_template import ChatTemplate
 from ragflash.gguf.reader import GGUFFile
 from ragflash.gguf.tokenizer import Tokenizer
 from ragflash.gguf.types import block_format_of
+from ragflash.kvcache.planner import ModelShape, PlanOptions, plan_to_fit
 from ragflash.settings import Settings
 
 __all__ = ["CHECKS", "Finding", "Level", "examine"]
@@ -212,6 +215,49 @@ def check_memory(settings: Settings) -> Finding:
     return Finding("memory", Level.OK, said)
 
 
+def check_card(settings: Settings) -> Finding:
+    """Look for a graphics card, whether it can be used, and whether the model fits it."""
+    cards = list_cards()
+    told = "; ".join(
+        f"{card.name}, {card.memory_bytes / _GIB:.0f} GiB of which {card.used_bytes / _GIB:.1f} "
+        f"are taken, compute capability {card.compute_capability}, driver {card.driver}"
+        for card in cards
+    )
+    if settings.device == "cpu" or (settings.device == "auto" and not cards):
+        return Finding("card", Level.OK, f"{told or 'none is seen'}; the processor is used")
+    from ragflash.engine.device import require_card, usable_bytes  # noqa: PLC0415  (imports torch)
+
+    try:
+        require_card()
+        shape, options, shrinks = _plan(settings, usable_bytes(parts.vram_bytes(settings)))
+        planned = plan_to_fit(shape, options, shrinks=shrinks)
+    except DeviceError as error:
+        level = Level.FAIL if settings.device == "cuda" else Level.WARN
+        return Finding("card", level, f"{told or 'none is seen'}; {error.detail}", _ADVICE["card"])
+    return Finding(
+        "card",
+        Level.OK,
+        f"{told}; the model takes {planned.total_bytes / _GIB:.1f} GiB with "
+        f"{planned.options.context_tokens:,} tokens of context in {options.kv_format}",
+    )
+
+
+def _plan(settings: Settings, vram_bytes: int) -> tuple[ModelShape, PlanOptions, bool]:
+    """Return what `plan_to_fit` wants for the settings."""
+    from ragflash.models.shapes import model_shape  # noqa: PLC0415  (imports torch)
+
+    with GGUFFile.open(model_path(settings)) as file:
+        shape = model_shape(file)
+    options = PlanOptions(
+        vram_bytes,
+        settings.context_tokens or shape.context_tokens,
+        "q8_0" if settings.kv_format == "auto" else settings.kv_format,
+        slots=settings.max_slots,
+        verify_rows=settings.verify_rows,
+    )
+    return shape, options, settings.context_tokens is None
+
+
 def _lock_owner(path: Path) -> str | None:
     """Return who holds a data folder's lock; `None` when nobody does."""
     with ExitStack() as stack:
@@ -245,6 +291,7 @@ CHECKS: dict[str, Check] = {
     "vectors": check_vectors,
     "port": check_port,
     "cpu": check_cpu,
+    "card": check_card,
     "memory": check_memory,
 }
 
@@ -260,5 +307,7 @@ _ADVICE = {
     "data folder",
     "port": "stop what listens there, or choose another with RAGFLASH_PORT (0 takes a free one)",
     "cpu": "unset RAGFLASH_DTYPE: bfloat16 is many times slower here",
+    "card": "update the driver, end what else uses the card, or run on the processor with "
+    "RAGFLASH_DEVICE=cpu",
     "memory": "lower RAGFLASH_KV_BYTES, name a smaller model, or close other programs",
 }

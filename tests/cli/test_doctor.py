@@ -11,6 +11,7 @@ from gguf import GGUFWriter
 
 from ragflash.cli import checks
 from ragflash.cli.checks import CHECKS, Level, examine
+from ragflash.engine.cards import Card
 from ragflash.rag.files import FolderLock
 from ragflash.settings import load_settings
 from tests.tiny import write_tiny_llama
@@ -177,6 +178,27 @@ def test_processors(healthy, monkeypatch) -> None:
             "ragflash.models.registry.cpu_multiplies_bfloat16", lambda found=multiplies: found
         )
         assert finding("cpu").level is level
+
+
+def test_cards(healthy, monkeypatch) -> None:
+    monkeypatch.setattr(checks, "list_cards", lambda: ())
+    assert finding("card").said == "none is seen; the processor is used"
+    monkeypatch.setenv("RAGFLASH_DEVICE", "cuda")
+    assert finding("card").level is Level.FAIL
+    card = Card("NVIDIA GeForce RTX 3090", 24 << 30, 1 << 30, "8.6", "580.1")
+    monkeypatch.setattr(checks, "list_cards", lambda: (card,))
+    monkeypatch.setattr("ragflash.engine.device.require_card", lambda: None)
+    monkeypatch.setattr("ragflash.engine.device.usable_bytes", lambda vram: vram or 23 << 30)
+    found = finding("card")
+    assert found.level is Level.OK
+    assert "RTX 3090, 24 GiB of which 1.0 are taken, compute capability 8.6" in found.said
+    assert "8,192 tokens of context in q8_0" in found.said
+    monkeypatch.setenv("RAGFLASH_VRAM_GB", "1.5")
+    assert "GiB are there" in finding("card").said
+    monkeypatch.setenv("RAGFLASH_DEVICE", "auto")
+    assert finding("card").level is Level.WARN
+    monkeypatch.setenv("RAGFLASH_DEVICE", "cpu")
+    assert finding("card").level is Level.OK
 
 
 @pytest.mark.parametrize(
