@@ -74,14 +74,14 @@ class Report:
 
 def main() -> None:
     """Run the operations named on the command line."""
-    from attention_bench import bench_attention, bench_codec  # noqa: PLC0415 - beside this file
+    from attention_bench import bench_attention_parts, bench_codec  # noqa: PLC0415 - beside it
     from prefill_bench import bench_prefill_attention  # noqa: PLC0415
     from qmatmul_bench import bench_qmatmul, bench_unpack  # noqa: PLC0415
 
     operations = {
         "qmatmul": bench_qmatmul,
         "unpack": bench_unpack,
-        "attention": bench_attention,
+        "attention_parts": bench_attention_parts,
         "kv_codec": bench_codec,
         "prefill_attention": bench_prefill_attention,
     }

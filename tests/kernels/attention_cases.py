@@ -1,37 +1,101 @@
-"""Pages that hold poison where no row may look, and the rows that read them."""
+"""Caches that hold poison where no row may look, the rows that read them, and what they make."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 
+from ragflash_kernels.columns import Columns
 from ragflash_kernels.kv_codec import KvFormat, decode_pages, encode_pages
-from ragflash_kernels.paged_attention import paged_attention
+from ragflash_kernels.paged_attention import KvPart, Visibility, attend_parts
+
+SCALE = 0.125
+SPARE_PAGES = 3  # entries of a page table that no row needs
 
 
 @dataclass(frozen=True)
 class Rows:
+    """Rows of a sequence; `committed` and `pages` are those of its exact part."""
+
     num_rows: int
     committed: int
     pages: tuple[int, ...]
+    packed_pages: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True)
 class Case:
-    """Queries, pages as stored, and pages as the reference reads them."""
+    """Queries and a cache; the plain pages are float64 `[P, Hkv, T, D]`, keys before values."""
 
     q: torch.Tensor
-    keys: torch.Tensor
-    values: torch.Tensor
-    plain_keys: torch.Tensor
-    plain_values: torch.Tensor
+    exact: KvPart
+    packed: KvPart | None
+    plain_exact: tuple[torch.Tensor, torch.Tensor]
+    plain_packed: tuple[torch.Tensor, torch.Tensor]
+    gate: Columns | None
     sequences: list[Rows]
-    page_tokens: int
 
-    def expected(self, scale: float, window: int | None = None) -> torch.Tensor:
-        return paged_attention(
-            self.q.double().cpu(), self.plain_keys.double().cpu(), self.plain_values.double().cpu(),
-            sequences=self.sequences, scale=scale, window=window,
+    def run(self, **options):
+        options = {"quantized": False, "out_dtype": torch.float32, "gate": self.gate} | options
+        return attend_parts(self.q, self.exact, self.packed, scale=SCALE, **options)
+
+    def expected(self, window: int | None = None) -> torch.Tensor:
+        """Each row in float64: all packed tokens, and the newest exact ones."""
+        out: list[torch.Tensor] = []
+        for rows in self.sequences:
+            for r in range(rows.num_rows):
+                end = rows.committed + r + 1
+                start = 0 if window is None else max(0, end - window)
+                tokens = [self._tokens(self.plain_exact, rows.pages, start, end)]
+                if rows.packed_pages:
+                    whole = len(rows.packed_pages) * self.exact.keys.shape[2]
+                    tokens.append(self._tokens(self.plain_packed, rows.packed_pages, 0, whole))
+                k, v = (torch.cat(same, 1) for same in zip(*tokens, strict=True))
+                out.append(_mix(self.q[len(out)].double().cpu(), k, v))
+        mixed = torch.stack(out)
+        return mixed if self.gate is None else mixed * self.gate.sum().double().cpu().sigmoid()
+
+    def alone(self, row: int, sequence: int, place: int) -> "Case":
+        """Return a case of one row, which is row `place` of a sequence."""
+        rows = self.sequences[sequence]
+        lone = [replace(rows, num_rows=1, committed=rows.committed + place)]
+        page_tokens = self.exact.keys.shape[2]
+        exact = replace(self.exact, visibility=see(lone, page_tokens, self.q.device))
+        packed = self.packed and replace(
+            self.packed, visibility=see_packed(lone, page_tokens, self.q.device)
+        )
+        gate = self.gate and Columns(
+            self.gate.partials[:, row : row + 1].clone(), self.gate.start, self.gate.width
+        )
+        return replace(
+            self, q=self.q[row : row + 1].clone(), exact=exact, packed=packed, gate=gate,
+            sequences=lone,
         )  # fmt: skip
+
+    def _tokens(self, plain, pages, start: int, end: int) -> list[torch.Tensor]:
+        own = [pages_of[list(pages)].transpose(0, 1).flatten(1, 2) for pages_of in plain]
+        return [tokens[:, start:end] for tokens in own]
+
+
+def _mix(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+    k, v = (x.repeat_interleave(len(q) // len(k), 0) for x in (k, v))
+    shares = torch.softmax(torch.einsum("hd,hsd->hs", q, k) * SCALE, 1)
+    return torch.einsum("hs,hsd->hd", shares, v).flatten()
+
+
+def see(sequences: list[Rows], page_tokens: int, device, window: int | None = None) -> Visibility:
+    """What rows see of the exact part, with room for more pages than there are."""
+    seen = Visibility.causal(sequences, torch.device(device), window)
+    table = torch.nn.functional.pad(seen.page_table, (0, SPARE_PAGES))
+    return replace(seen, page_table=table, max_tokens=table.shape[1] * page_tokens)
+
+
+def see_packed(sequences: list[Rows], page_tokens: int, device) -> Visibility:
+    """What rows see of the packed part."""
+    whole = [
+        replace(rows, committed=len(rows.packed_pages) * page_tokens, pages=rows.packed_pages)
+        for rows in sequences
+    ]
+    return replace(see(whole, page_tokens, device), words=None)
 
 
 def make_case(
@@ -40,33 +104,54 @@ def make_case(
     heads: tuple[int, int],
     head_dim: int,
     page_tokens: int,
-    formats: tuple[KvFormat, KvFormat],
+    kv_format: KvFormat | None = None,
+    gate_parts: int = 2,
+    window: int | None = None,
+    split_tokens: int | None = None,
     device: str = "cpu",
 ) -> Case:
-    """`heads`: of keys, and query heads for each of them."""
+    """`heads`: of keys, and query heads for each; `kv_format`: of the packed part, if any."""
     generator = torch.Generator(device).manual_seed(0)
 
     def normal(*shape: int) -> torch.Tensor:
         return torch.randn(*shape, generator=generator, device=device).half()
 
-    num_pages = 1 + max(page for rows in sequences for page in rows.pages)
-    shape = (num_pages, heads[0], page_tokens, head_dim)
-    stored, plain = [], []
-    for part, kv_format in enumerate(formats):
-        pages = normal(*shape)
-        if kv_format is KvFormat.F16:
-            for rows in sequences:  # tokens that nobody sees
-                seen = rows.committed + rows.num_rows
-                if seen % page_tokens:
-                    pages[rows.pages[seen // page_tokens], :, seen % page_tokens :] = float("nan")
-            stored.append(pages)
-            plain.append(pages)
-            continue
-        stored.append(encode_pages(pages, kv_format, values=part == 1))
-        decoded = decode_pages(
-            stored[-1], kv_format, page_tokens=page_tokens, head_dim=head_dim, values=part == 1
+    def pool(lists: list[tuple[int, ...]]) -> torch.Tensor:
+        """Pages of two layers; the second is used."""
+        pages = 1 + max((page for pages in lists for page in pages), default=0)
+        return normal(pages, 2, 2, heads[0], page_tokens, head_dim)
+
+    storage = pool([rows.pages for rows in sequences])
+    storage[:, 0] = float("nan")
+    for rows in sequences:
+        seen = rows.committed + rows.num_rows
+        if seen % page_tokens:
+            storage[rows.pages[seen // page_tokens], :, :, :, seen % page_tokens :] = float("nan")
+    keys, values = storage[:, 1, 0], storage[:, 1, 1]
+    visibility = see(sequences, page_tokens, device, window)
+    exact = KvPart(keys, values, visibility, split_tokens=split_tokens)
+    packed, plain_packed = None, (keys, values)
+    if kv_format is not None:
+        whole = pool([rows.packed_pages for rows in sequences])[:, 1]
+        stored = torch.stack(
+            [encode_pages(whole[:, i], kv_format, values=i == 1) for i in (0, 1)], 1
         )
-        plain.append(decoded)
-    num_rows = sum(rows.num_rows for rows in sequences)
-    q = normal(num_rows, heads[0] * heads[1], head_dim).float()
-    return Case(q, *stored, *plain, sequences, page_tokens)
+        several = torch.full((len(stored), 2, *stored.shape[1:]), 0xFF, device=device)
+        several[:, 1] = stored
+        stored = several.to(torch.uint8)[:, 1]
+        packed = KvPart(
+            stored[:, 0], stored[:, 1], see_packed(sequences, page_tokens, device),
+            kv_format, kv_format, split_tokens,
+        )  # fmt: skip
+        plain_packed = tuple(
+            decode_pages(stored[:, i].contiguous(), kv_format, page_tokens=page_tokens,
+                         head_dim=head_dim, values=i == 1).double().cpu()
+            for i in (0, 1)
+        )  # fmt: skip
+    num_rows, width = sum(rows.num_rows for rows in sequences), heads[0] * heads[1] * head_dim
+    gate = Columns(normal(gate_parts, num_rows, width + 32).float(), 16, width)
+    return Case(
+        normal(num_rows, heads[0] * heads[1], head_dim), exact, packed,
+        (keys.double().cpu(), values.double().cpu()), plain_packed,
+        gate if gate_parts else None, sequences,
+    )  # fmt: skip

@@ -175,24 +175,41 @@ def encode(sm: int, kv_format: str, head_dim: str):
     return compile_kernel(kv_kernel.encode_kernel, pointers, constants, sm=sm, warps=4)
 
 
-def attend(sm: int, kv_format: str, head_dim: str, rows: str):
-    """Attention of so many query rows a key head, over pages of 256 tokens."""
+def attend(sm: int, kv_format: str, head_dim: str):
+    """Attention over pages of 256 tokens."""
     fmt, dim = KvFormat(kv_format), int(head_dim)
     size = page_layout(fmt, 256, dim).size
-    tile = pick_tile(fmt, dim, int(rows), 256, large=sm == 90)
+    tile = pick_tile(fmt, dim, 256)
     constants = {
-        "DIM": dim, "PAGE": 256, "KEY_BYTES": size, "VALUE_BYTES": size,
-        "KEY_FORMAT": list(KvFormat).index(fmt), "VALUE_FORMAT": list(KvFormat).index(fmt),
-        "M": tile.query_rows, "N": tile.tokens, "PTX": True,
+        "DIM": dim, "PAGE": 256, "KEY_BYTES": size, "VALUE_BYTES": size, "KEY_STRIDE": 128 * size,
+        "VALUE_STRIDE": 128 * size, "KEY_FORMAT": list(KvFormat).index(fmt),
+        "VALUE_FORMAT": list(KvFormat).index(fmt), "M": tile.query_rows, "N": tile.tokens,
+        "PTX": True, "EAGER": sm >= 90,
     }  # fmt: skip
     whole = ("page_table", "first_rows", "starts", "ends", "words")
     pointers = dict.fromkeys(whole, "*i32") | {
-        "q": "*fp32", "keys": "*u8", "values": "*u8", "out": "*fp32", "lse": "*fp32",
+        "q": "*fp16", "keys": "*u8", "values": "*u8", "out": "*fp32", "lse": "*fp32",
         "scale": "fp32",
     }  # fmt: skip
     return compile_kernel(
         attention_kernel.attend_kernel, pointers, constants, sm=sm, warps=tile.warps
     )
+
+
+def merge_parts(sm: int, kind: str, head_dim: str):
+    """The sum of 64 splits of exact pages and 512 of packed ones, onto the grid or into rows."""
+    dim, quantized = int(head_dim), kind == "grid"
+    constants = {
+        "DIM": dim, "WIDTH": min(dim, 128), "EXACT_SPLITS": 64, "PACKED_SPLITS": 512, "CHUNK": 32,
+        "ROTATED": True, "GATE_PARTS": 7 if quantized else 1, "QUANTIZED": quantized,
+        "EAGER": sm >= 90,
+    }  # fmt: skip
+    of_parts = ("exact", "exact_lse", "packed", "packed_lse")
+    pointers = dict.fromkeys((*of_parts, "first", "last", "scales_out", "sums_out"), "*fp32") | {
+        "gate": "*fp32" if quantized else "*bf16", "out": "*i8" if quantized else "*bf16",
+        "root": "fp32",
+    }  # fmt: skip
+    return compile_kernel(attention_kernel.merge_parts_kernel, pointers, constants, sm=sm, warps=4)
 
 
 def attention_inputs(sm: int, dtype: str, head_dim: str):
@@ -261,6 +278,7 @@ KERNELS: dict[str, Callable] = {
     "gated": gated,
     "encode": encode,
     "attend": attend,
+    "merge_parts": merge_parts,
     "attend_many": attend_many,
     "unpack_pages": unpack_pages,
     "attention_inputs": attention_inputs,

@@ -1,4 +1,4 @@
-"""The attention kernel on a card, at the shapes of real models."""
+"""Attention over exact and packed pages on a card, at the shapes of real models."""
 
 import dataclasses
 
@@ -6,7 +6,8 @@ import pytest
 import torch
 
 from ragflash_kernels.kv_codec import KvFormat
-from tests.kernels.attention_cases import Case, Rows, make_case
+from ragflash_kernels.qmatmul.activations import ActivationBuffers
+from tests.kernels.attention_cases import Rows, make_case
 from tests.kernels.guarded import GuardedMemory
 
 pytestmark = [
@@ -15,63 +16,78 @@ pytestmark = [
 ]
 
 HEADS = {64: (3, 3), 128: (2, 4), 256: (4, 6)}  # of keys, and query heads for each
-PAGES = tuple(range(1, 40))
+PAGES = tuple(range(1, 20))
+PACKED = tuple(range(3, 23))
 
 
-def run(case: Case, formats: tuple[KvFormat, KvFormat], **options) -> torch.Tensor:
-    from ragflash_kernels.paged_attention.launch import Visibility, paged_attention_triton
-
-    seen = Visibility.causal(case.sequences, case.q.device, options.pop("window", None))
-    return paged_attention_triton(
-        case.q, case.keys, case.values, seen, page_tokens=case.page_tokens, scale=0.1,
-        key_format=formats[0], value_format=formats[1], **options,
-    )  # fmt: skip
+def error(found: torch.Tensor, expected: torch.Tensor) -> float:
+    return float((found.cpu().double() - expected).norm() / expected.norm())
 
 
-def close(found: torch.Tensor, expected: torch.Tensor) -> bool:
-    return float((found.cpu().double() - expected).norm() / expected.norm()) < 1.5e-3
+def card_case(sequences, head_dim=256, **options):
+    options = {"heads": HEADS[head_dim], "page_tokens": 256, "device": "cuda"} | options
+    return make_case(sequences, head_dim=head_dim, **options)
 
 
 @pytest.mark.parametrize("head_dim", HEADS)
-@pytest.mark.parametrize("kv_format", KvFormat)
-def test_equals_the_reference(kv_format, head_dim, monkeypatch):
-    formats = (kv_format, kv_format)
+@pytest.mark.parametrize("kv_format", [kv_format for kv_format in KvFormat if kv_format != "f16"])
+def test_equals_attention_row_by_row(kv_format, head_dim, monkeypatch):
     for sequences in (
         [Rows(1, 0, (0,))],
-        [Rows(1, 3000, PAGES)],
-        [Rows(21, 4095, PAGES)],
-        [Rows(16, 2501, PAGES), Rows(1, 17, (45,)), Rows(32, 255, (44, 43))],
+        [Rows(1, 3000, PAGES, PACKED)],
+        [Rows(21, 4095, PAGES, PACKED[:1])],
+        [Rows(16, 2501, PAGES, PACKED), Rows(1, 17, (25,)), Rows(15, 255, (24, 23), (1,))],
     ):
-        case = make_case(
-            sequences, heads=HEADS[head_dim], head_dim=head_dim, page_tokens=256, formats=formats,
-            device="cuda",
-        )  # fmt: skip
+        case = card_case(sequences, head_dim, kv_format=kv_format)
         guard = GuardedMemory()
-        case = dataclasses.replace(
-            case, q=guard.place(case.q), keys=guard.place(case.keys),
-            values=guard.place(case.values),
-        )  # fmt: skip
+        case = dataclasses.replace(case, q=guard.place(case.q))
         with monkeypatch.context() as patch:
             patch.setattr(torch, "empty", guard.empty)
-            found = run(case, formats)
+            found = case.run()
         guard.check()
-        assert close(found, case.expected(0.1)), sequences
+        assert error(found, case.expected()) < 1.5e-3, sequences
 
 
-def test_windows_and_mixed_formats():
-    formats = (KvFormat.TQ4, KvFormat.Q8_0)
-    case = make_case(
-        [Rows(5, 3000, PAGES)], heads=(2, 2), head_dim=128, page_tokens=256, formats=formats,
-        device="cuda",
-    )  # fmt: skip
-    assert close(run(case, formats, window=700), case.expected(0.1, window=700))
+def test_windows_and_a_single_key_head():
+    case = card_case([Rows(5, 3000, PAGES)], heads=(1, 4), window=512)
+    assert error(case.run(), case.expected(window=512)) < 1.5e-3
 
 
-def test_a_row_does_not_depend_on_other_sequences():
-    formats = (KvFormat.TQ3_0, KvFormat.TQ3_0)
-    long, short = Rows(1, 5000, PAGES), Rows(1, 900, (41, 42, 43, 44))
-    case = make_case(
-        [long, short], heads=(4, 6), head_dim=256, page_tokens=256, formats=formats, device="cuda"
+@pytest.mark.parametrize("kv_format", [None, KvFormat.TQ3_0])
+def test_a_row_is_the_same_alone_and_among_others(kv_format):
+    packed = PACKED if kv_format else ()
+    case = card_case(
+        [Rows(16, 4000, PAGES, packed), Rows(5, 900, (41, 42, 43, 44))], kv_format=kv_format
     )
-    alone = dataclasses.replace(case, q=case.q[1:].contiguous(), sequences=[short])
-    assert torch.equal(run(alone, formats)[0], run(case, formats)[1])
+    together = case.run()
+    for row, sequence, place in ((0, 0, 0), (15, 0, 15), (18, 1, 2)):
+        assert torch.equal(case.alone(row, sequence, place).run()[0], together[row])
+
+
+@pytest.mark.parametrize("head_dim", HEADS)
+def test_the_grid_is_that_of_the_mixtures(head_dim):
+    case = card_case([Rows(21, 1000, PAGES, PACKED)], head_dim, kv_format=KvFormat.TQ3_0)
+    mixed = case.run()
+    found, expected = case.run(quantized=True), ActivationBuffers.from_rows(mixed)
+    assert torch.equal(found.to_rows(*mixed.shape), expected.to_rows(*mixed.shape))
+    assert torch.equal(case.run(out_dtype=torch.bfloat16), mixed.bfloat16())
+
+
+@pytest.mark.parametrize("eager", [False, True])
+def test_a_graph_follows_its_tables(eager):
+    if eager and torch.cuda.get_device_capability()[0] < 9:
+        pytest.skip("programmatic dependent launch needs compute capability 9")
+    case = card_case([Rows(3, 4000, PAGES, PACKED)], kv_format=KvFormat.TQ3_0)
+    case.run(eager=eager)
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        found = case.run(eager=eager, quantized=True)
+    for committed, packed in ((4000, PACKED), (700, PACKED[:2]), (5, ())):
+        rows = Rows(3, committed, PAGES, packed)
+        case.exact.visibility.ends.fill_(committed)
+        case.packed.visibility.ends.fill_(256 * len(packed))
+        graph.replay()
+        torch.cuda.synchronize()
+        expected = dataclasses.replace(case, sequences=[rows]).expected()
+        assert error(found.to_rows(*expected.shape), expected) < 1e-2

@@ -30,8 +30,7 @@ def attention_inputs(
 ) -> torch.Tensor:
     """Normalise and rotate the heads of Q and K, and write K and V to their pages.
 
-    The arithmetic is float32, rounded once to float16; what float16 cannot hold becomes its
-    largest value. A row's result does not depend on other rows.
+    The arithmetic is float32, rounded once; what float16 cannot hold becomes its largest value.
 
     Args:
         q: N rows of Hq heads of D = `head_dim`.
@@ -59,30 +58,18 @@ def attention_inputs(
     """
     _check_columns(q, k, v, head_dim, keys)
     _check_pages(keys, values, head_dim)
-    num_rows = q.partials.shape[1]
-    if cos.dim() != 2 or cos.shape != sin.shape or len(cos) != num_rows:
-        raise KernelInputError(f"angles {tuple(cos.shape)}, {tuple(sin.shape)} of {num_rows} rows")
-    if 2 * cos.shape[1] > head_dim or not (cos.is_contiguous() and sin.is_contiguous()):
-        raise KernelInputError(f"angles {tuple(cos.shape)} do not fit heads of {head_dim}")
-    for name, norm in (("q_norm", q_norm), ("k_norm", k_norm)):
-        if norm is not None and (norm.shape != (head_dim,) or norm.dtype != torch.float32):
-            raise KernelInputError(f"{name} is {norm.dtype} {tuple(norm.shape)}")
-    for name, table in (("row_pages", row_pages), ("row_places", row_places)):
-        if table.shape != (num_rows,) or table.dtype != torch.int32:
-            raise KernelInputError(f"{name} is {table.dtype} {tuple(table.shape)}")
+    norms, angles, places = (q_norm, k_norm), (cos, sin), (row_pages, row_places)
+    _check_rows(q.partials.shape[1], head_dim, norms, angles, places)
+    pages = (keys, values)
     if (backend or pick_backend(keys.device)) is Backend.REFERENCE:
-        return attention_inputs_reference(
-            (q, k, v), head_dim, (q_norm, k_norm), eps, (cos, sin), (keys, values),
-            (row_pages, row_places),
-        )  # fmt: skip
+        return attention_inputs_reference((q, k, v), head_dim, norms, eps, angles, pages, places)
     if head_dim & (head_dim - 1):
         raise KernelInputError(f"no kernel for heads of {head_dim} values")
     from ragflash_kernels.attention_inputs.launch import attention_inputs_triton  # noqa: PLC0415
 
     return attention_inputs_triton(
-        (q, k, v), head_dim, (q_norm, k_norm), eps, (cos, sin), (keys, values),
-        (row_pages, row_places), eager=eager,
-    )  # fmt: skip
+        (q, k, v), head_dim, norms, eps, angles, pages, places, eager=eager
+    )
 
 
 def _check_columns(q: Columns, k: Columns, v: Columns, head_dim: int, keys: torch.Tensor) -> None:
@@ -93,6 +80,26 @@ def _check_columns(q: Columns, k: Columns, v: Columns, head_dim: int, keys: torc
         )
     if not q.partials.shape[1] == k.partials.shape[1] == v.partials.shape[1]:
         raise KernelInputError("q, k and v have different rows")
+
+
+def _check_rows(
+    num_rows: int,
+    head_dim: int,
+    norms: tuple[torch.Tensor | None, torch.Tensor | None],
+    angles: tuple[torch.Tensor, torch.Tensor],
+    places: tuple[torch.Tensor, torch.Tensor],
+) -> None:
+    cos, sin = angles
+    if cos.dim() != 2 or cos.shape != sin.shape or len(cos) != num_rows:
+        raise KernelInputError(f"angles {tuple(cos.shape)}, {tuple(sin.shape)} of {num_rows} rows")
+    if 2 * cos.shape[1] > head_dim or not (cos.is_contiguous() and sin.is_contiguous()):
+        raise KernelInputError(f"angles {tuple(cos.shape)} do not fit heads of {head_dim}")
+    for name, norm in zip(("q_norm", "k_norm"), norms, strict=True):
+        if norm is not None and (norm.shape != (head_dim,) or norm.dtype != torch.float32):
+            raise KernelInputError(f"{name} is {norm.dtype} {tuple(norm.shape)}")
+    for name, table in zip(("row_pages", "row_places"), places, strict=True):
+        if table.shape != (num_rows,) or table.dtype != torch.int32:
+            raise KernelInputError(f"{name} is {table.dtype} {tuple(table.shape)}")
 
 
 def _check_pages(keys: torch.Tensor, values: torch.Tensor, head_dim: int) -> None:

@@ -1,14 +1,24 @@
-"""Causal attention of the rows of several sequences over keys and values in pages."""
+"""Attention of the rows of several sequences over keys and values in pages.
+
+`paged_attention` is causal over pages of one form, by plain torch; `attend_parts` is what a card
+runs: exact and packed pages, what rows see in tables, gate and grid of the next product included.
+"""
 
 from collections.abc import Sequence
 from typing import Protocol
 
 import torch
 
+from ragflash_kernels.backend import Backend, pick_backend
+from ragflash_kernels.columns import Columns
 from ragflash_kernels.errors import KernelInputError
+from ragflash_kernels.kv_codec import KvFormat
+from ragflash_kernels.paged_attention.parts import KvPart, attend_parts_reference
 from ragflash_kernels.paged_attention.reference import paged_attention_reference
+from ragflash_kernels.paged_attention.visibility import Visibility
+from ragflash_kernels.qmatmul.activations import ActivationBuffers
 
-__all__ = ["QueryRows", "paged_attention"]
+__all__ = ["KvPart", "QueryRows", "Visibility", "attend_parts", "paged_attention"]
 
 
 class QueryRows(Protocol):
@@ -61,6 +71,63 @@ def paged_attention(
     if window is not None and window < 1:
         raise KernelInputError(f"a window of {window} tokens")
     return paged_attention_reference(q, keys, values, sequences, scale, window)
+
+
+def attend_parts(
+    q: torch.Tensor,
+    exact: KvPart,
+    packed: KvPart | None,
+    *,
+    scale: float,
+    gate: Columns | None,
+    quantized: bool,
+    out_dtype: torch.dtype = torch.bfloat16,
+    backend: Backend | None = None,
+    eager: bool = False,
+) -> ActivationBuffers | torch.Tensor:
+    """Attend to both parts of a cache, multiply by the gate's sigmoid, and round once.
+
+    A row's result depends neither on other rows nor on how many there are. A row that sees nothing
+    gives 0.
+
+    Args:
+        q: Floats `[N, Hq, D]`, contiguous; D is 64, 128 or 256.
+        exact: float16 pages of T tokens.
+        packed: Packed pages of as many tokens; None when there are none. Queries are rotated for
+            it here, and its sums back.
+        scale: Of scores before the softmax.
+        gate: `[N, Hq · D]`; None for no gate.
+        quantized: Return the int8 grid; `out_dtype` is without effect then.
+        out_dtype: A float type.
+        backend: None picks by the device.
+        eager: Programmatic dependent launch (sm_90).
+
+    Returns:
+        `[N, Hq · D]`. Rows that belong to no sequence hold anything.
+
+    Raises:
+        KernelInputError: An argument does not fit the description above.
+    """
+    rows, heads, head_dim = q.shape
+    if exact.formats != (KvFormat.F16, KvFormat.F16) or exact.keys.dim() != 4:
+        raise KernelInputError(f"the exact part is in {exact.formats}")
+    if gate is not None and (gate.partials.shape[1], gate.width) != (rows, heads * head_dim):
+        raise KernelInputError(f"a gate of {gate.width} columns for {heads} heads of {head_dim}")
+    if (backend or pick_backend(q.device)) is Backend.REFERENCE:
+        parts = [exact] if packed is None else [exact, packed]
+        mixed = attend_parts_reference(q, parts, scale, exact.keys.shape[2]).flatten(1)
+        if gate is not None:
+            mixed = mixed * gate.sum().sigmoid()
+        return ActivationBuffers.from_rows(mixed) if quantized else mixed.to(out_dtype)
+    from ragflash_kernels.paged_attention.launch import attend_parts_triton  # noqa: PLC0415 - lazy
+
+    out: ActivationBuffers | torch.Tensor
+    if quantized:
+        out = ActivationBuffers.allocate(rows, heads * head_dim, q.device)
+    else:
+        out = torch.empty((rows, heads * head_dim), dtype=out_dtype, device=q.device)
+    attend_parts_triton(q, exact, packed, scale=scale, gate=gate, out=out, eager=eager)
+    return out
 
 
 def _check(

@@ -1,20 +1,30 @@
-"""Attention over pages in plain Triton: partial results of splits, then their sum.
+"""Attention over pages in plain Triton: partial results of splits, then what they add up to.
 
-A program takes up to BLOCK_M query rows, all of one sequence and one key head, over the tokens of
-one split. Heads are handled a quarter of their values at a time, since that is what a byte of a
-packed plane yields with one shift (`kv_codec/formats.py`).
+A program takes up to M query rows, all of one sequence and one key head, over the tokens of one
+split. Heads are handled a quarter of their values at a time (`quarters.py`).
 """
 
 import triton
 import triton.language as tl
 
+from ragflash_kernels.columns_kernel import load_columns
 from ragflash_kernels.paged_attention.quarters import load_quarter
+from ragflash_kernels.qmatmul.kernel import store_quantized
 
 
 @triton.jit
 def _query_quarter(q, row, here, quarter: tl.constexpr, scale, DIM: tl.constexpr):
     at = q + row[:, None] * DIM + quarter * (DIM // 4) + tl.arange(0, DIM // 4)[None, :]
     return (tl.load(at, mask=here[:, None], other=0.0).to(tl.float32) * scale).to(tl.float16)
+
+
+@triton.jit
+def _load_queries(q, row, here, scale, DIM: tl.constexpr):
+    q0 = _query_quarter(q, row, here, 0, scale, DIM)
+    q1 = _query_quarter(q, row, here, 1, scale, DIM)
+    q2 = _query_quarter(q, row, here, 2, scale, DIM)
+    q3 = _query_quarter(q, row, here, 3, scale, DIM)
+    return q0, q1, q2, q3
 
 
 @triton.jit
@@ -54,6 +64,23 @@ def _add_values(acc0, acc1, acc2, acc3, p, fade, place, token, mask, N: tl.const
 
 
 @triton.jit
+def _drafted(word, t, end):
+    """Return `[M, N]`: whether tokens are before the end, or in the words of rows."""
+    late = tl.maximum(tl.minimum(t - end, 31), 0)
+    return (t < end)[None, :] | (((word[:, None] >> late[None, :]) & 1) == 1)
+
+
+@triton.jit
+def _weigh(s, top, total):
+    """Return weights of scores `[M, N]`, the factor of former sums, the new maximum and total."""
+    raised = tl.maximum(top, tl.max(s, 1))
+    base = tl.where(raised == float("-inf"), 0.0, raised)  # no token seen yet
+    p = tl.exp2(s - base[:, None])
+    fade = tl.exp2(top - base)
+    return p, fade, raised, total * fade + tl.sum(p, 1)
+
+
+@triton.jit
 def _store_partial(out, lse, target, here, acc0, acc1, acc2, acc3, top, total,
                    DIM: tl.constexpr):  # fmt: skip
     """Store weighted means and base-2 logarithms of the sums of weights."""
@@ -68,84 +95,175 @@ def _store_partial(out, lse, target, here, acc0, acc1, acc2, acc3, top, total,
     tl.store(lse + target, logarithm, mask=here)
 
 
-@triton.jit(do_not_specialize=["kv_heads", "group", "max_pages", "splits", "split_tokens"])
+@triton.jit(do_not_specialize=["kv_heads", "group", "max_pages", "splits", "tiles", "split_tokens"])
 def attend_kernel(
     q, keys, values, page_table, first_rows, starts, ends, words, out, lse, scale, kv_heads, group,
-    max_pages, splits, split_tokens, DIM: tl.constexpr, PAGE: tl.constexpr,
-    KEY_BYTES: tl.constexpr, VALUE_BYTES: tl.constexpr, KEY_FORMAT: tl.constexpr,
-    VALUE_FORMAT: tl.constexpr, M: tl.constexpr, N: tl.constexpr, PTX: tl.constexpr,
+    max_pages, splits, tiles, split_tokens, DIM: tl.constexpr, PAGE: tl.constexpr,
+    KEY_BYTES: tl.constexpr, VALUE_BYTES: tl.constexpr, KEY_STRIDE: tl.constexpr,
+    VALUE_STRIDE: tl.constexpr, KEY_FORMAT: tl.constexpr, VALUE_FORMAT: tl.constexpr,
+    M: tl.constexpr, N: tl.constexpr, PTX: tl.constexpr, EAGER: tl.constexpr,
 ):  # fmt: skip
-    """Attend of M query rows to one split; see `launch.attend` for what the tensors are.
+    """Attend of M query rows to one split of at most `split_tokens`; see `launch.attend`.
 
     A query row is a row and one of the `group` heads that share a key head. `scale` includes
-    log2(e). N tokens at a time lie in one page. PTX: on an NVIDIA card, not interpreted.
+    log2(e). N tokens at a time lie in one page; sizes and strides are bytes. PTX: on an NVIDIA
+    card. EAGER: start the next kernel, and wait for the one before (sm_90).
     """
-    split = tl.program_id(0)
-    head = tl.program_id(1) % kv_heads
-    tile = tl.program_id(1) // kv_heads
+    split = tl.program_id(0) // tiles
+    head = tl.program_id(1)
     sequence = tl.program_id(2)
+    if EAGER:
+        tl.extra.cuda.gdc_launch_dependents()
+        tl.extra.cuda.gdc_wait()
     first_row = tl.load(first_rows + sequence)
     num_rows = tl.load(first_rows + sequence + 1) - first_row
     end = tl.load(ends + sequence)
-    m = tile * M + tl.arange(0, M)
+    m = tl.program_id(0) % tiles * M + tl.arange(0, M)
     here = m < num_rows * group
     row = (first_row + m // group).to(tl.int64)
-    q_row = row * (kv_heads * group) + head * group + m % group
-    word = tl.load(words + row, mask=here, other=0)
+    q_row = (row * kv_heads + head) * group + m % group
+    target = q_row * splits + split
     start = tl.load(starts + row, mask=here, other=2147483647)
-    q0 = _query_quarter(q, q_row, here, 0, scale, DIM)
-    q1 = _query_quarter(q, q_row, here, 1, scale, DIM)
-    q2 = _query_quarter(q, q_row, here, 2, scale, DIM)
-    q3 = _query_quarter(q, q_row, here, 3, scale, DIM)
+    first = tl.min(start, 0)
+    last = end
+    if words is not None:
+        last += num_rows
+        word = tl.load(words + row, mask=here, other=0)
+    stop = tl.minimum((split + 1) * split_tokens, last)
+    begin = tl.minimum(tl.maximum(split * split_tokens, first // N * N), stop)
+    if begin >= stop:
+        tl.store(lse + target, float("-inf"), mask=here)
+        return
+    q0, q1, q2, q3 = _load_queries(q, q_row, here, scale, DIM)
     acc0 = tl.zeros((M, DIM // 4), tl.float32)
     acc1, acc2, acc3 = acc0, acc0, acc0
     top = tl.full((M,), float("-inf"), tl.float32)
     total = tl.zeros((M,), tl.float32)
-    first = tl.min(start, 0)
-    stop = tl.minimum((split + 1) * split_tokens, end + num_rows)
-    begin = tl.minimum(tl.maximum(split * split_tokens, first // N * N), stop)
     for at in range(begin, stop, N):
         t = at + tl.arange(0, N)
-        readable = (t >= first) & (t < end + num_rows)
-        # A pipelined loop loads scalars ahead, also past its end and where it has no turn at all.
-        place = tl.minimum(at // PAGE, max_pages - 1)
+        readable = (t >= first) & (t < last)
+        place = tl.minimum(at // PAGE, max_pages - 1)  # a pipelined loop loads it ahead of its end
         page = tl.load(page_table + sequence * max_pages + place).to(tl.int64)
-        key_place = keys + (page * kv_heads + head) * KEY_BYTES
+        key_place = keys + page * KEY_STRIDE + head * KEY_BYTES
         s = _scores(q0, q1, q2, q3, key_place, t % PAGE, readable, N, DIM, PAGE, KEY_FORMAT, PTX)
-        late = tl.maximum(tl.minimum(t - end, 31), 0)
-        seen = (t < end)[None, :] | (((word[:, None] >> late[None, :]) & 1) == 1)
-        seen = seen & readable[None, :] & (t[None, :] >= start[:, None])
-        s = tl.where(seen, s, float("-inf"))
-        raised = tl.maximum(top, tl.max(s, 1))
-        base = tl.where(raised == float("-inf"), 0.0, raised)  # no token seen yet
-        p = tl.exp2(s - base[:, None])
-        fade = tl.exp2(top - base)
-        total = total * fade + tl.sum(p, 1)
-        top = raised
+        seen = readable[None, :] & (t[None, :] >= start[:, None])
+        if words is not None:
+            seen = seen & _drafted(word, t, end)
+        p, fade, top, total = _weigh(tl.where(seen, s, float("-inf")), top, total)
         acc0, acc1, acc2, acc3 = _add_values(
             acc0, acc1, acc2, acc3, p.to(tl.float16), fade[:, None],
-            values + (page * kv_heads + head) * VALUE_BYTES, t % PAGE, readable,
+            values + page * VALUE_STRIDE + head * VALUE_BYTES, t % PAGE, readable,
             N, DIM, PAGE, VALUE_FORMAT, PTX,
         )  # fmt: skip
-    target = q_row * splits + split
     _store_partial(out, lse, target, here, acc0, acc1, acc2, acc3, top, total, DIM)
 
 
-@triton.jit(do_not_specialize=["splits"])
-def merge_kernel(out, lse, merged, merged_lse, splits, DIM: tl.constexpr, SPLITS: tl.constexpr):
-    """Merge `[rows, splits, DIM]` by base-2 logarithms of sums; no split seen gives 0."""
-    row = tl.program_id(0).to(tl.int64)
-    d = tl.arange(0, DIM)
+@triton.jit
+def _load_logarithms(lse, splits, SPLITS: tl.constexpr):
     s = tl.arange(0, SPLITS)
-    logarithms = tl.load(lse + row * splits + s, mask=s < splits, other=float("-inf"))
+    return tl.load(lse + s, mask=s < splits, other=float("-inf"))
+
+
+@triton.jit
+def _add_splits(out, lse, logarithms, base, splits, d, DIM: tl.constexpr, SPLITS: tl.constexpr,
+                CHUNK: tl.constexpr):  # fmt: skip
+    """Return the weighted sum over splits of `out [splits, DIM]` at `d`, and that of weights.
+
+    CHUNK splits at a time, so that the order of sums does not depend on how many there are. Where
+    a logarithm is -inf, `out` may hold anything.
+    """
+    s = tl.arange(0, SPLITS)
+    live = logarithms != float("-inf")
+    first = tl.min(tl.where(live, s, SPLITS), 0)
+    stop = tl.max(tl.where(live, s + 1, 0), 0)
+    acc = tl.zeros(d.shape, tl.float32)
+    total = tl.sum(acc, 0)
+    for at in range(first // CHUNK * CHUNK, stop, CHUNK):
+        split = at + tl.arange(0, CHUNK)
+        weight = tl.exp2(tl.load(lse + split, mask=split < splits, other=float("-inf")) - base)
+        place = out + split[:, None] * DIM + d[None, :]
+        values = tl.load(place, mask=(weight != 0)[:, None], other=0.0)
+        acc += tl.sum(weight[:, None] * values, 0)
+        total += tl.sum(weight, 0)
+    return acc, total
+
+
+@triton.jit
+def _hadamard(N: tl.constexpr):
+    """Return the signs of the transform of N values, at most 16: float32 `[N, N]`."""
+    common = tl.arange(0, N)[:, None] & tl.arange(0, N)[None, :]
+    common = common ^ (common >> 2)
+    return 1.0 - 2.0 * ((common ^ (common >> 1)) & 1).to(tl.float32)
+
+
+@triton.jit
+def _rotate_back(x, d, first, last, root, GROUP: tl.constexpr):
+    """Rotate float32 `[GROUP]` back: the transform in two steps, of eighths and in eighths."""
+    width: tl.constexpr = GROUP // 8
+    y = tl.reshape(x * tl.load(last + d), (8, width))
+    y = tl.sum(y[:, :, None] * _hadamard(width)[None, :, :], 1)
+    y = tl.sum(_hadamard(8)[:, :, None] * y[None, :, :], 1)
+    return tl.reshape(y, (GROUP,)) * root * tl.load(first + d)
+
+
+@triton.jit(do_not_specialize=["heads", "exact_splits", "packed_splits", "tiles"])
+def merge_parts_kernel(
+    exact, exact_lse, packed, packed_lse, first, last, gate, out, scales_out, sums_out,
+    gate_part_stride, gate_row_stride, heads, exact_splits, packed_splits, tiles, root,
+    DIM: tl.constexpr, WIDTH: tl.constexpr, EXACT_SPLITS: tl.constexpr,
+    PACKED_SPLITS: tl.constexpr, CHUNK: tl.constexpr, ROTATED: tl.constexpr,
+    GATE_PARTS: tl.constexpr, QUANTIZED: tl.constexpr, EAGER: tl.constexpr,
+):  # fmt: skip
+    """Merge the splits of WIDTH values of a head of a row, and write them for the next product.
+
+    See `launch.merge_parts` for what the tensors are; `first` and `last` are the signs of the
+    rotation, `[WIDTH]`, and WIDTH is the smaller of DIM and 128. EXACT_SPLITS and PACKED_SPLITS are
+    powers of two, at least the numbers of splits; PACKED_SPLITS and GATE_PARTS are 0 for what is
+    not there. On the grid, heads beyond `heads` are zeros that fill a block of 256 columns.
+    EAGER: start the next kernel, and wait for the one before (sm_90).
+    """
+    row = tl.program_id(0)
+    column = tl.program_id(1) * WIDTH
+    head = tl.minimum(column // DIM, heads - 1)
+    at = tl.arange(0, WIDTH)
+    d = column % DIM + at
+    if EAGER:
+        tl.extra.cuda.gdc_launch_dependents()
+        tl.extra.cuda.gdc_wait()
+    row_head = row.to(tl.int64) * heads + head
+    place = row_head * exact_splits
+    logarithms = _load_logarithms(exact_lse + place, exact_splits, EXACT_SPLITS)
     top = tl.max(logarithms, 0)
+    if PACKED_SPLITS > 0:
+        packed_place = row_head * packed_splits
+        packed_logarithms = _load_logarithms(
+            packed_lse + packed_place, packed_splits, PACKED_SPLITS
+        )
+        top = tl.maximum(top, tl.max(packed_logarithms, 0))
     base = tl.where(top == float("-inf"), 0.0, top)
-    total = tl.sum(tl.exp2(logarithms - base), 0)
-    acc = tl.zeros((DIM,), tl.float32)
-    for split in range(splits):
-        weight = tl.exp2(tl.load(lse + row * splits + split) - base)
-        acc += weight * tl.load(out + (row * splits + split) * DIM + d)
-    seen_any = total > 0
-    safe = tl.where(seen_any, total, 1.0)
-    tl.store(merged + row * DIM + d, acc / safe)
-    tl.store(merged_lse + row, tl.where(seen_any, base + tl.log2(safe), float("-inf")))
+    acc, total = _add_splits(
+        exact + place * DIM, exact_lse + place, logarithms, base, exact_splits, d, DIM,
+        EXACT_SPLITS, CHUNK,
+    )  # fmt: skip
+    if PACKED_SPLITS > 0:
+        packed_acc, packed_total = _add_splits(
+            packed + packed_place * DIM, packed_lse + packed_place, packed_logarithms, base,
+            packed_splits, d, DIM, PACKED_SPLITS, CHUNK,
+        )  # fmt: skip
+        if ROTATED:
+            packed_acc = _rotate_back(packed_acc, at, first, last, root, WIDTH)
+        acc += packed_acc
+        total += packed_total
+    mixed = acc / tl.where(total == 0, 1.0, total)
+    inside = column + at < heads * DIM
+    if GATE_PARTS > 0:
+        gate_at = row * gate_row_stride + column + at
+        mixed *= tl.sigmoid(load_columns(gate, gate_part_stride, gate_at, inside, GATE_PARTS))
+    if QUANTIZED:
+        steps: tl.constexpr = WIDTH // 32
+        values = tl.reshape(tl.where(inside, mixed, 0.0), (steps, 32))
+        step = column % 256 // 32 + tl.arange(0, steps)
+        store_quantized(values, row, column // 256, step, tiles, out, scales_out, sums_out)
+    else:
+        target = out + row.to(tl.int64) * (heads * DIM) + column + at
+        tl.store(target, mixed.to(out.dtype.element_ty), mask=inside)
