@@ -35,7 +35,8 @@ def check(layer: Layer, columns: tuple, backend: Backend, monkeypatch) -> None:
         out = run(layer, columns, states, backend)
     guard.check()
     expected, memory, tail = layer.by_rows(columns, before.memories[0, 1], before.tails[0, 1])
-    assert relative(out, expected) < 2e-6
+    # The kernel computes the output from float16, the memory from two halves of it.
+    assert relative(out, expected) < (1e-3 if backend is Backend.TRITON else 2e-6)
     assert relative(states.memories[0, 1], memory) < 2e-6
     assert relative(states.tails[0, 1], tail) < 1e-6
     for name in DeltaStates.__slots__:

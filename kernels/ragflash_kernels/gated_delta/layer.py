@@ -126,7 +126,7 @@ def delta_prefill(
 ) -> torch.Tensor:
     """Take many rows of one sequence; arguments as in `delta_step`, but for those below.
 
-    The state is computed in float32; what only the output depends on is rounded to `out_dtype`.
+    The state is as exact as 16 bits of a value's mantissa; the output is computed from bfloat16.
 
     Args:
         qkv: Of any number of rows.

@@ -16,7 +16,6 @@ from ragflash_kernels.gated_delta.prefill.kernel import (
 )
 from ragflash_kernels.gated_delta.states import DeltaSizes, DeltaStates
 
-PRECISION = "bf16x3"  # of products that the state depends on: relative errors of 2**-16 or so
 ROWS = 16  # of a program of the convolution
 
 
@@ -28,13 +27,11 @@ class ChainOptions:
         value_block: Columns of a memory that a program keeps.
         warps: Of a program.
         stages: Chunks that are loaded at a time.
-        precision: Of products that the state depends on.
     """
 
     value_block: int = 32
     warps: int = 4
     stages: int = 1
-    precision: str = PRECISION
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,31 +39,31 @@ class _Scratch:
     """What the kernels hand on; T rows, in whole chunks."""
 
     queries: torch.Tensor  # [T, Hk, D]
-    keys: torch.Tensor  # [T, Hk, D]
+    keys: torch.Tensor  # [T, Hk, 2, D]
     values: torch.Tensor  # [T, Hv, Dv]
     decay: torch.Tensor  # [Hv, T]
     steps: torch.Tensor  # [Hv, T]
-    inverses: torch.Tensor  # [Hv, chunks, 64, 64]
+    inverses: torch.Tensor  # [Hv, chunks, 2, 64, 64]
     mixing: torch.Tensor  # [Hv, chunks, 64, 64]
 
     @classmethod
-    def allocate(
-        cls, sizes: DeltaSizes, chunks: int, dtype: torch.dtype, device: torch.device
-    ) -> "_Scratch":
-        """Return scratch in which the output's share is of `dtype`."""
+    def allocate(cls, sizes: DeltaSizes, chunks: int, device: torch.device) -> "_Scratch":
+        """Return scratch for so many chunks."""
         rows, heads = chunks * CHUNK, sizes.value_heads
+        # The interpreter, whose tensors are on a CPU, does not know bfloat16.
+        half = torch.float16 if device.type == "cpu" else torch.bfloat16
 
         def empty(*shape: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
             return torch.empty(shape, dtype=dtype, device=device)
 
         return cls(
-            empty(rows, sizes.key_heads, sizes.key_dim, dtype=dtype),
-            empty(rows, sizes.key_heads, sizes.key_dim),
+            empty(rows, sizes.key_heads, sizes.key_dim, dtype=half),
+            empty(rows, sizes.key_heads, 2, sizes.key_dim, dtype=half),
             empty(rows, heads, sizes.value_dim),
             empty(heads, rows),
             empty(heads, rows),
-            empty(heads, chunks, CHUNK, CHUNK),
-            empty(heads, chunks, CHUNK, CHUNK, dtype=dtype),
+            empty(heads, chunks, 2, CHUNK, CHUNK, dtype=half),
+            empty(heads, chunks, CHUNK, CHUNK, dtype=half),
         )
 
 
@@ -82,19 +79,14 @@ def delta_prefill_triton(
     slot: int,
     keep: bool,
     out_dtype: torch.dtype,
-    options: ChainOptions | None = None,
+    options: ChainOptions = ChainOptions(),
 ) -> torch.Tensor:
-    """Return the heads of every row, and change the slot's state; arguments as in `delta_prefill`.
-
-    `options` are the best found if None.
-    """
+    """Return the heads of every row, and change the slot's state; see `delta_prefill`."""
     sizes, device = states.sizes, conv.device
-    if options is None:  # the interpreter, whose tensors are on a CPU, is always exact
-        options = ChainOptions(precision="ieee" if device.type == "cpu" else PRECISION)
     rows = qkv.partials.shape[1]
     chunks = triton.cdiv(rows, CHUNK)
     constants = size_constants(sizes)
-    scratch = _Scratch.allocate(sizes, chunks, out_dtype, device)
+    scratch = _Scratch.allocate(sizes, chunks, device)
     out = torch.empty((rows, sizes.value_heads, sizes.value_dim), dtype=out_dtype, device=device)
     tail = states.tails[slot]
     prepare_chunks_kernel[chunks * CHUNK // ROWS, 2 * sizes.key_heads + sizes.value_heads](
@@ -107,13 +99,13 @@ def delta_prefill_triton(
         decay_bias, scratch.decay, scratch.steps, scratch.inverses, scratch.mixing,
         *beta.partials.stride()[:2], *alpha.partials.stride()[:2], rows, chunks,
         BETA_PARTS=len(beta.partials), ALPHA_PARTS=len(alpha.partials),
-        PRECISION=options.precision, num_warps=4, **constants,
+        num_warps=4, **constants,
     )  # fmt: skip
     block = min(options.value_block, sizes.value_dim)
     chain_chunks_kernel[sizes.value_heads, sizes.value_dim // block](
         scratch.queries, scratch.keys, scratch.values, scratch.decay, scratch.steps,
         scratch.inverses, scratch.mixing, states.memories[slot], out, rows, chunks, BLOCK=block,
-        KEEP=keep, PRECISION=options.precision, num_warps=options.warps,
+        KEEP=keep, num_warps=options.warps,
         num_stages=options.stages, **constants,
     )  # fmt: skip
     if keep:
