@@ -253,7 +253,6 @@ def _plan(settings: Settings, vram_bytes: int) -> tuple[ModelShape, PlanOptions,
         settings.context_tokens or shape.context_tokens,
         "q8_0" if settings.kv_format == "auto" else settings.kv_format,
         slots=settings.max_slots,
-        verify_rows=settings.verify_rows,
     )
     return shape, options, settings.context_tokens is None
 

@@ -91,7 +91,6 @@ def plan(
     ctx: Annotated[int, typer.Option(help="Tokens of context.")] = 138_696,
     kv: Annotated[str, typer.Option(help="Format of keys and values.")] = "tq3_0",
     slots: Annotated[int, typer.Option(help="Sequences decoded together.")] = 1,
-    verify_rows: Annotated[int, typer.Option(help="Rows of a draft's verification.")] = 21,
     as_json: JsonOption = False,
 ) -> None:
     """Say what a model takes of a card's memory, and what each option costs in context.
@@ -101,13 +100,11 @@ def plan(
     from ragflash.cli.models import named_shape  # noqa: PLC0415  (imports torch)
 
     with Output(as_json=as_json) as output:
-        sizes = {"vram": vram, "ctx": ctx, "slots": slots, "verify-rows": verify_rows}
+        sizes = {"vram": vram, "ctx": ctx, "slots": slots}
         for name, value in sizes.items():
             if not 0 < value < inf:
                 raise SettingInvalid(f"--{name} {value} must be a positive number")
-        options = planner.PlanOptions(
-            int(vram * _GIB), ctx, _kv_format(kv), slots=slots, verify_rows=verify_rows
-        )
+        options = planner.PlanOptions(int(vram * _GIB), ctx, _kv_format(kv), slots=slots)
         shape = named_shape(model)
         if ctx > shape.context_tokens:
             raise ContextTooLong(

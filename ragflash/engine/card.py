@@ -95,7 +95,6 @@ def _plan(file: GGUFFile, options: CardOptions) -> MemoryPlan:
         context_tokens=shape.context_tokens if context_tokens is None else context_tokens,
         kv_format=options.kv_format,
         slots=options.max_slots,
-        verify_rows=options.verify_rows,
     )
     return plan_to_fit(shape, asked, shrinks=context_tokens is None)
 

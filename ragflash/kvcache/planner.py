@@ -16,10 +16,9 @@ GRID_TOKENS = 2048  # a row reads the first page and the last two stretches of t
 NEWEST_PAGES = 1 + 2 * GRID_TOKENS // PAGE_TOKENS
 FEW_ROWS = 32  # most rows of a step that multiplies packed matrices
 PREFILL_ROWS = 2048
-HISTORY_TOKENS = 32_768  # of a layer that prefill unpacks at a time
+HISTORY_TOKENS = 16_384  # of a layer that prefill unpacks at a time
 CONTEXT_BYTES = 757 << 20  # a CUDA context with its modules
-GRAPH_ROWS = (1, 2, 4, 8, 16, 21, 32)  # of the steps that are captured
-GRAPH_BYTES = 40 << 20  # of each
+GRAPHS_BYTES = 300 << 20
 SPARE_BYTES = 1 << 30  # left free for the driver and the desktop
 
 _GIB = 1 << 30
@@ -52,6 +51,7 @@ class ModelShape:
         host_weight_bytes: Of embeddings that are read by row, in the computer's own memory.
         largest_group_values: Of the matrices of one input that prefill unpacks together.
         widest_group: Output values of such matrices.
+        query_values: Of a row in the layer with the most.
         hidden_size: Values of a row.
         vocab_size: Width of the logits.
     """
@@ -66,6 +66,7 @@ class ModelShape:
     host_weight_bytes: int
     largest_group_values: int
     widest_group: int
+    query_values: int
     hidden_size: int
     vocab_size: int
 
@@ -85,8 +86,7 @@ class PlanOptions:
         kv_format: Of keys and values beyond the newest.
         slots: Sequences that are decoded together.
         documents: Remembered prompts that can be continued at once: each keeps its newest pages
-            in f16, and its recurrent state.
-        verify_rows: Most rows of a sequence in a verification, 1 without drafting.
+            in f16; recurrent states of documents are in the computer's own memory.
     """
 
     vram_bytes: int
@@ -94,7 +94,6 @@ class PlanOptions:
     kv_format: KVFormatName = "tq3_0"
     slots: int = 1
     documents: int = 2
-    verify_rows: int = 21
 
 
 @dataclass(frozen=True, slots=True)
@@ -159,23 +158,15 @@ def exact_pages(options: PlanOptions) -> int:
     return (options.slots + options.documents) * min(all_pages, NEWEST_PAGES)
 
 
-def graph_rows(options: PlanOptions) -> tuple[int, ...]:
-    """Return the numbers of rows that are captured: up to those of a verification in all slots."""
-    most = min(options.slots * options.verify_rows, FEW_ROWS)
-    last = next(index for index, rows in enumerate(GRAPH_ROWS) if rows >= most)
-    return GRAPH_ROWS[: last + 1]
-
-
 def plan_memory(shape: ModelShape, options: PlanOptions) -> MemoryPlan:
     """Add up what the options take."""
     parts = [
         PlanPart("weights", shape.device_weight_bytes),
         *_kv_parts(shape, options),
         PlanPart("recurrent state", options.slots * shape.state_bytes),
-        PlanPart("recurrent state of documents", options.documents * shape.state_bytes),
-        PlanPart("tape of rows to verify", FEW_ROWS * shape.tape_bytes),
-        *_work_parts(shape, options),
-        PlanPart("CUDA graphs", len(graph_rows(options)) * GRAPH_BYTES, is_estimate=True),
+        PlanPart("tapes of rows to verify", options.slots * FEW_ROWS * shape.tape_bytes),
+        *_work_parts(shape),
+        PlanPart("CUDA graphs", GRAPHS_BYTES, is_estimate=True),
         PlanPart("CUDA context", CONTEXT_BYTES, is_estimate=True),
         PlanPart("left free", SPARE_BYTES, is_estimate=True),
     ]
@@ -204,8 +195,6 @@ def alternatives(shape: ModelShape, options: PlanOptions) -> list[tuple[str, int
     ]
     others = [options.slots + 1] + ([options.slots - 1] if options.slots > 1 else [])
     changes += [(f"--slots {slots}", replace(options, slots=slots)) for slots in sorted(others)]
-    if options.verify_rows > 1:
-        changes.append(("--verify-rows 1", replace(options, verify_rows=1)))
     return [(name, most_context_tokens(shape, changed)) for name, changed in changes]
 
 
@@ -275,16 +264,16 @@ def _kv_parts(shape: ModelShape, options: PlanOptions) -> list[PlanPart]:
     return parts
 
 
-def _work_parts(shape: ModelShape, options: PlanOptions) -> list[PlanPart]:
+def _work_parts(shape: ModelShape) -> list[PlanPart]:
     """Work space of prefill and of steps with few rows; the two share nothing."""
-    rows = min(PREFILL_ROWS, options.context_tokens)
-    # Residual and normed rows; products in bfloat16 and what is made of them.
-    activations = rows * (8 * shape.hidden_size + 3 * shape.widest_group)
-    history = min(HISTORY_TOKENS, options.context_tokens)
-    largest_layer = max(map(_kv_values, shape.kv_layers), default=0)
+    rows = PREFILL_ROWS + PAGE_TOKENS
+    # Residual and normed rows; products in bfloat16 and what is made of them; queries and sums.
+    row_bytes = 8 * shape.hidden_size + 3 * shape.widest_group + 8 * shape.query_values
+    layer_values = max(map(_kv_values, shape.kv_layers), default=0)
+    logits = 2 * FEW_ROWS * shape.vocab_size * 4
     return [
         PlanPart("a group of matrices, unpacked", 2 * shape.largest_group_values, is_estimate=True),
-        PlanPart("rows of a prompt", activations, is_estimate=True),
-        PlanPart("keys and values, unpacked", 2 * history * largest_layer, is_estimate=True),
-        PlanPart("logits", 2 * FEW_ROWS * shape.vocab_size * 4, is_estimate=True),
+        PlanPart("rows of a prompt", rows * row_bytes, is_estimate=True),
+        PlanPart("keys and values, unpacked", 2 * HISTORY_TOKENS * layer_values, is_estimate=True),
+        PlanPart("logits", logits, is_estimate=True),
     ]

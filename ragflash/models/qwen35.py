@@ -195,8 +195,8 @@ class Qwen35(HybridDecoder):
         layer = LayerKV(config.num_kv_heads, config.head_dim)
         sizes = config.deltanet
         # A row's inputs of the convolution, its keys, corrections and decays, all float32.
-        tape_values = sizes.conv_channels + sizes.num_value_heads * (sizes.key_dim + 1)
-        tape_values += sizes.values_size
+        tape_values = sizes.conv_channels + sizes.num_key_heads * sizes.key_dim
+        tape_values += sizes.values_size + sizes.num_value_heads
         return SequenceShape(
             config.context_tokens,
             (layer,) * config.num_kv_layers,

@@ -71,6 +71,9 @@ def model_shape(file: GGUFFile) -> ModelShape:
             (sum(prod(tensor.shape) for tensor in group) for group in groups), default=0
         ),
         widest_group=max((sum(tensor.shape[0] for tensor in group) for group in groups), default=0),
+        query_values=max(
+            (t.shape[-1] for t in on_device if t.name.endswith(".attn_output.weight")), default=0
+        ),
         hidden_size=metadata.size("embedding_length"),
         vocab_size=metadata.vocab_size(),
     )

@@ -51,7 +51,7 @@ def test_plan_for_programs(run, toy):
         (("qwen35-27b", "--vram", "-1"), 2, "--vram"),
         (("qwen35-27b", "--vram", "nan"), 2, "--vram"),
         (("qwen35-27b", "--vram", "inf"), 2, "--vram"),
-        (("qwen35-27b", "--verify-rows", "0"), 2, "--verify-rows"),
+        (("qwen35-27b", "--slots", "0"), 2, "--slots"),
         (("qwen35-27b", "--ctx", "300000"), 1, "262144 tokens"),
     ],
 )

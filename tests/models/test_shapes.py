@@ -13,7 +13,6 @@ from ragflash.kvcache.planner import (
     ModelShape,
     PlanOptions,
     alternatives,
-    graph_rows,
     kv_bytes,
     most_context_tokens,
     plan_memory,
@@ -95,6 +94,8 @@ def test_the_state_is_a_constant_of_a_sequence(shape):
     )
     taken = {part.name: part.num_bytes for part in short.parts}
     assert taken["recurrent state"] == shape.state_bytes
+    row = 48 * 4 * (10_240 + 16 * 128 + 48 * 128 + 48)
+    assert taken["tapes of rows to verify"] == 32 * row
     assert taken["recurrent state"] in [part.num_bytes for part in long.parts]
     stored = [
         sum(part.num_bytes for part in plan.parts if "of their" in part.name or "tq3" in part.name)
@@ -129,16 +130,6 @@ def test_pages_are_those_of_the_plan(shape):
     assert plan.allocator_bytes < 24 * GIB - 2**30
 
 
-@pytest.mark.parametrize(
-    ("slots", "verify_rows", "last"),
-    [(1, 1, 1), (1, 16, 16), (1, 17, 21), (1, 21, 21), (4, 1, 4), (4, 21, 32)],
-)
-def test_graphs_are_of_as_many_rows_as_there_can_be(slots, verify_rows, last):
-    options = PlanOptions(GIB, 1024, slots=slots, verify_rows=verify_rows)
-    assert graph_rows(options)[-1] == last
-    assert graph_rows(options)[0] == 1
-
-
 def test_the_longest_context_is_the_last_that_fits(shape):
     options = PlanOptions(int(22.6e9), 138_696, kv_format="q8_0")
     most = most_context_tokens(shape, options)
@@ -153,10 +144,10 @@ def test_alternatives_say_what_each_option_costs(shape):
     costs = dict(alternatives(shape, PlanOptions(24 * GIB, 138_696, kv_format="q8_0", slots=2)))
     assert set(costs) == {
         *("--kv f16", "--kv q4_0", "--kv tq4", "--kv tq3_0"),
-        *("--slots 1", "--slots 3", "--verify-rows 1"),
+        *("--slots 1", "--slots 3"),
     }
     assert costs["--kv f16"] < costs["--kv tq4"] <= costs["--kv tq3_0"]
-    assert costs["--slots 1"] > costs["--verify-rows 1"] > costs["--slots 3"]
+    assert costs["--slots 1"] > costs["--slots 3"]
 
 
 def test_an_unnamed_context_shrinks_to_what_fits(shape):
