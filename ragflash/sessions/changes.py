@@ -1,0 +1,146 @@
+"""Whatever changes which files there are, one change at a time."""
+
+import contextlib
+import logging
+import threading
+from collections.abc import Callable, Collection, Iterable, Sequence
+from pathlib import Path
+from uuid import uuid4
+
+from ragflash.sessions.disk import Disk
+from ragflash.sessions.eviction import Entry
+from ragflash.sessions.format import SegmentUnusable
+from ragflash.sessions.inventory import FILE_SUFFIX, PIN_SUFFIX, Inventory, place_of
+from ragflash.sessions.part_file import PART_SUFFIX
+from ragflash.sessions.records import FileMissReason
+from ragflash.sessions.segment_file import SegmentFile
+
+_QUARANTINE = "quarantine"
+
+_log = logging.getLogger(__name__)
+
+
+class Changes:
+    """Removes files, sets them aside, and makes room.
+
+    Methods raise `OSError` as the system does; what was done by then is noted in the inventory.
+
+    Attributes:
+        lock: Held by whoever changes which files there are; it may be taken again by its holder.
+        num_set_aside: Damaged files found since the start.
+    """
+
+    def __init__(self, disk: Disk, folder: Path, inventory: Inventory) -> None:
+        self.lock = threading.RLock()
+        self.num_set_aside = 0
+        self._disk = disk
+        self._folder = folder
+        self._quarantine = folder / _QUARANTINE
+        self._inventory = inventory
+
+    def tidy(self, being_written: Collection[Path]) -> None:
+        """Remove what a killed writer left, and look at all files again.
+
+        Damaged files are set aside; those of other versions of the format are removed, since
+        nothing can find them. What the disk refuses is left for the next time.
+        """
+        with self.lock:
+            for path in self._folder.glob(f"*/*{PART_SUFFIX}"):
+                if path.with_suffix(FILE_SUFFIX) not in being_written:
+                    self._attempt(self._disk.remove, path)
+            for path, error in self._inventory.recount():
+                if error.reason is FileMissReason.IDENTITY_DIFFERS:
+                    self._attempt(self._disk.remove, path)
+                else:
+                    self._attempt(self._set_aside, path, error.detail)
+            for path in self._folder.glob(f"*/*{PIN_SUFFIX}"):
+                if not path.with_suffix(FILE_SUFFIX).exists():
+                    self._attempt(self._disk.remove, path)
+
+    def _attempt(self, step: Callable[..., None], *arguments: object) -> None:
+        try:
+            step(*arguments)
+        except OSError as error:
+            _log.warning("the folder of sessions is not tidy", extra={"reason": str(error)})
+
+    def remove(self, entries: Iterable[Entry], *, evicted: bool = False) -> int:
+        """Remove files for good, and return their bytes."""
+        folders: set[Path] = set()
+        removed: list[Entry] = []
+        with self.lock:
+            try:
+                for entry in entries:
+                    path = self._path(entry)
+                    self._disk.remove(path)
+                    removed.append(entry)
+                    folders.add(path.parent)
+                    self._disk.remove(path.with_suffix(PIN_SUFFIX))
+                for folder in sorted(folders):
+                    self._disk.flush_folder(folder)
+            finally:
+                self._inventory.remove([entry.key for entry in removed], evicted=evicted)
+        return sum(entry.row.size_bytes for entry in removed)
+
+    def set_aside_unopened(self, path: Path) -> None:
+        """Set a file aside that could not be opened, unless it was replaced meanwhile."""
+        with self.lock:
+            try:
+                SegmentFile.open(self._disk, path).close()
+            except SegmentUnusable as error:
+                self._set_aside(path, error.detail)
+
+    def set_aside(self, file: SegmentFile, detail: str) -> None:
+        """Set an open file aside, unless it was removed or replaced meanwhile."""
+        with self.lock:
+            if file.is_at(file.path):
+                self._set_aside(file.path, detail)
+
+    def _set_aside(self, path: Path, detail: str) -> None:
+        _log.warning("damaged session file set aside", extra={"file": path.name, "reason": detail})
+        self._disk.make_folder(self._quarantine)
+        self._disk.move(path, self._quarantine / f"{path.stem}.{uuid4().hex[:8]}")
+        self._disk.flush_folder(self._quarantine)
+        self._disk.flush_folder(path.parent)
+        self.num_set_aside += 1
+        self._disk.remove(path.with_suffix(PIN_SUFFIX))
+        with contextlib.suppress(ValueError):
+            self._inventory.remove([bytes.fromhex(path.stem)])
+
+    def set_aside_files(self) -> list[Path]:
+        """Return the files that were set aside and are still there."""
+        return sorted(self._quarantine.iterdir()) if self._quarantine.is_dir() else []
+
+    def drop_set_aside(self) -> None:
+        """Remove the files that were set aside."""
+        with self.lock:
+            paths = self.set_aside_files()
+            for path in paths:
+                self._disk.remove(path)
+            if paths:
+                self._disk.flush_folder(self._quarantine)
+
+    def size_bytes(self) -> int:
+        """Return what all files take, those set aside included."""
+        aside = sum(path.stat().st_size for path in self.set_aside_files())
+        return aside + self._inventory.size_bytes
+
+    def make_room(self, num_bytes: int, kept: Collection[bytes]) -> bool:
+        """Make files smaller by `num_bytes`; return whether that can be, and otherwise do nothing.
+
+        What was set aside goes first, then what is worth least.
+        """
+        if num_bytes <= 0:
+            return True
+        with self.lock:
+            aside = sum(path.stat().st_size for path in self.set_aside_files())
+            victims: Sequence[Entry] | None = ()
+            if num_bytes > aside:
+                victims = self._inventory.plan_eviction(num_bytes - aside, kept)
+            if victims is None:
+                return False
+            self.drop_set_aside()
+            self.remove(victims, evicted=True)
+        return True
+
+    def _path(self, entry: Entry) -> Path:
+        return place_of(self._folder, entry.row.namespace, entry.key)

@@ -1,0 +1,214 @@
+"""What goes into the folder of session files, and what comes out."""
+
+import math
+from array import array
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from enum import StrEnum
+
+from ragflash.kvcache.allocator import PageForm
+from ragflash.kvcache.segments import ROOT_KEY, segment_key
+from ragflash.sessions.identity import Identity
+
+NO_SOURCE = 0xFFFF_FFFF
+"""Origin of a token that copies no document."""
+
+ORIGIN_COLUMNS = 4
+MAX_PART_NAME = 16
+
+
+class FileMissReason(StrEnum):
+    """Why no file, or not a longer run of files, is used for a prompt."""
+
+    NONE_STORED = "none_stored"
+    PREFIX_DIFFERS = "prefix_differs"
+    EVICTED = "evicted"
+    IDENTITY_DIFFERS = "identity_differs"
+    DAMAGED = "damaged"
+    IO_ERROR = "io_error"
+
+
+@dataclass(frozen=True, slots=True)
+class FileMiss:
+    """Nothing is used; `field` names what differs in the identity."""
+
+    reason: FileMissReason
+    field: str | None = None
+    detail: str = ""
+
+    def __str__(self) -> str:
+        return f"{self.reason}:{self.field}" if self.field else str(self.reason)
+
+
+class RefusalReason(StrEnum):
+    """Why a segment is not written."""
+
+    ALREADY_STORED = "already_stored"
+    PARENT_NOT_STORED = "parent_not_stored"
+    NOT_WORTH_IT = "not_worth_it"
+    QUOTA = "quota"
+    WRITE_BUDGET = "write_budget"
+    DISK_FULL = "disk_full"
+    READ_ONLY = "read_only"
+    SOURCE_DELETED = "source_deleted"
+    INVALID = "invalid"
+    IO_ERROR = "io_error"
+
+
+@dataclass(frozen=True, slots=True)
+class Refused:
+    """A segment was not written, and nothing of it is left."""
+
+    reason: RefusalReason
+    detail: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class PageItem:
+    """One page of all layers.
+
+    Attributes:
+        form: As computed, or packed.
+        index: Its number in the sequence: token `p` is in page `p // page_tokens`.
+        num_tokens: Places that are filled, from the page's first; those before the segment too.
+        num_bytes: Of the whole page.
+    """
+
+    form: PageForm
+    index: int
+    num_tokens: int
+    num_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class SnapshotItem:
+    """One array of the recurrent state after `position` tokens.
+
+    Attributes:
+        position: Tokens from the start of the prompt.
+        index: Number of the array in what the model's `snapshot` gives.
+        num_bytes: Of the array.
+    """
+
+    position: int
+    index: int
+    num_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class PartItem:
+    """Something that is of use beside pages and snapshots, and can be missing.
+
+    Attributes:
+        name: `drafter`, `mtp`, `lookup`; ASCII, `MAX_PART_NAME` characters at most.
+        num_bytes: Of all of it.
+    """
+
+    name: str
+    num_bytes: int
+
+    def __post_init__(self) -> None:
+        if not self.name.isascii() or not 0 < len(self.name) <= MAX_PART_NAME:
+            raise ValueError(f"a part named {self.name!r}")
+
+
+Item = PageItem | SnapshotItem | PartItem
+
+
+@dataclass(frozen=True, slots=True)
+class PrefixKeys:
+    """Names of the last segment of a prompt.
+
+    Attributes:
+        key: `segment_key` of it.
+        parent: Key of the segment before it.
+        lineage: Its key if the identity did not count; two files that share it differ in identity.
+    """
+
+    key: bytes
+    parent: bytes
+    lineage: bytes
+
+
+def prefix_keys(
+    segments: Sequence[tuple[int, ...]], identity: Identity, namespace: str
+) -> tuple[PrefixKeys, ...]:
+    """Name every segment of a prompt, first to last."""
+    found: list[PrefixKeys] = []
+    parent = lineage = ROOT_KEY
+    digest = identity.digest
+    for tokens in segments:
+        key = segment_key(parent, tokens, digest, namespace)
+        lineage = segment_key(lineage, tokens, "", namespace)
+        found.append(PrefixKeys(key, parent, lineage))
+        parent = key
+    return tuple(found)
+
+
+@dataclass(frozen=True, slots=True)
+class SegmentRecord:
+    """What is to be stored of a segment, but for the bytes of its items.
+
+    Attributes:
+        segments: Tokens of the prompt up to the segment's end, cut into segments; it is the last.
+        identity: What its bytes depend on.
+        namespace: Who may use it; files of one namespace lie in one folder.
+        source_ids: Documents of the segment itself; those before it are added.
+        items: In the order in which their bytes come.
+        prefill_seconds: How long computing it took.
+        origins: Of type `I`, empty or four numbers a token, column after column: number of the
+            document in `source_ids` or `NO_SOURCE`, first character and end in its text, and
+            characters of the token before the first.
+    """
+
+    segments: tuple[tuple[int, ...], ...]
+    identity: Identity
+    namespace: str
+    source_ids: tuple[str, ...]
+    items: tuple[Item, ...]
+    prefill_seconds: float
+    origins: "array[int]" = field(default_factory=lambda: array("I"))
+
+    def __post_init__(self) -> None:
+        if not all(self.segments) or not self.segments:
+            raise ValueError("a segment without tokens")
+        if len(self.origins) not in {0, ORIGIN_COLUMNS * len(self.segments[-1])}:
+            raise ValueError(f"{len(self.origins)} origins of {len(self.segments[-1])} tokens")
+        if not 0 <= self.prefill_seconds < math.inf:
+            raise ValueError(f"prefill_seconds = {self.prefill_seconds}")
+        if any(item.num_bytes < 1 for item in self.items):
+            raise ValueError("an item without bytes")
+
+    @property
+    def start(self) -> int:
+        """Tokens before the segment."""
+        return sum(map(len, self.segments[:-1]))
+
+
+@dataclass(frozen=True, slots=True)
+class SessionInfo:
+    """One stored segment, as lists show it.
+
+    Attributes:
+        id: Its key in hexadecimal digits.
+        namespace: Who may use it.
+        source_ids: Documents whose text it or a segment before it holds.
+        num_tokens: Its own tokens.
+        end: Tokens from the start of the prompt to its end.
+        size_bytes: Of its file.
+        prefill_seconds: What one use saves.
+        created_s: When it was written, in Unix time.
+        last_used_s: When it was last found, in Unix time.
+        pinned: Whether eviction leaves it alone.
+    """
+
+    id: str
+    namespace: str
+    source_ids: tuple[str, ...]
+    num_tokens: int
+    end: int
+    size_bytes: int
+    prefill_seconds: float
+    created_s: float
+    last_used_s: float
+    pinned: bool
