@@ -21,7 +21,8 @@ from ragflash_kernels.prefill_attention import (
     prefill_attention,
 )
 from ragflash_kernels.prefill_attention.backends import attend_torch, works
-from ragflash_kernels.prefill_attention.launch import attend_triton, unpack_pages
+from ragflash_kernels.prefill_attention.launch import attend_triton
+from ragflash_kernels.prefill_attention.unpack.launch import unpack_pages
 
 if TYPE_CHECKING:
     from run import Report
@@ -60,8 +61,9 @@ def bench_prefill_attention(report: "Report", *, sweep: bool) -> None:
             _bench_history(report, backends, history, kv_format, sweep=sweep)
     for backend in backends:
         _bench_pieces(report, backend)
-    for kv_format in (KvFormat.F16, KvFormat.TQ3_0, KvFormat.TQ4, KvFormat.Q8_0):
-        _bench_unpacking(report, kv_format)
+    for kv_format in (KvFormat.F16, KvFormat.TQ4, KvFormat.Q8_0, KvFormat.TQ3_0):
+        _bench_unpacking(report, kv_format, values=False)
+    _bench_unpacking(report, KvFormat.TQ3_0, values=True)
     x = torch.randn(ROWS, HEADS, HEAD_DIM, device="cuda")
     report.line("rotation", time_calls_us(partial(rotate, x)), 2 * x.nbytes, 0.0)
 
@@ -148,16 +150,16 @@ def _bench_pieces(report: "Report", backend: PrefillBackend) -> None:
         )  # fmt: skip
 
 
-def _bench_unpacking(report: "Report", kv_format: KvFormat) -> None:
-    """Time keys or values of 32,768 tokens; what is read does not fit the cache with the rest."""
+def _bench_unpacking(report: "Report", kv_format: KvFormat, *, values: bool) -> None:
+    """Time keys or values of 32,768 tokens, with what is written more than the cache holds."""
     pages = _random_pages(128)
-    stored = pages if kv_format is KvFormat.F16 else encode_pages(pages, kv_format)
+    stored = pages if kv_format is KvFormat.F16 else encode_pages(pages, kv_format, values=values)
     listed = _shuffled(128)
     out = torch.empty(KV_HEADS, 128 * PAGE, HEAD_DIM, dtype=torch.float16, device="cuda")
-    call = partial(unpack_pages, stored, listed, kv_format, 128 * PAGE, PAGE, out)
-    report.line(
-        f"unpack {kv_format}", time_calls_us(call, calls=20), stored.nbytes + out.nbytes, 0.0
-    )
+    call = partial(unpack_pages, stored, listed, kv_format, PAGE, out, values=values)
+    us = time_calls_us(call, calls=20)
+    name = f"unpack {kv_format} {'values' if values else 'keys'}"
+    report.line(name, us, stored.nbytes + out.nbytes, 0.0)
 
 
 def _random_pages(pages: int) -> torch.Tensor:

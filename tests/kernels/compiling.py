@@ -25,12 +25,14 @@ from ragflash_kernels.kv_codec.formats import (
     page_layout,
     rotation_group,
     scale_block,
+    value_tiles,
 )
 from ragflash_kernels.paged_attention import kernel as attention_kernel
 from ragflash_kernels.paged_attention.launch import pick_tile
 from ragflash_kernels.prefill_attention import kernel as prefill_kernel
-from ragflash_kernels.prefill_attention.launch import UNPACKED_TOKENS
 from ragflash_kernels.prefill_attention.launch import pick_tile as pick_prefill_tile
+from ragflash_kernels.prefill_attention.unpack import kernel as unpack_kernels
+from ragflash_kernels.prefill_attention.unpack.launch import TOKENS as UNPACKED_TOKENS
 from ragflash_kernels.qmatmul import gluon_kernel, kernel
 from ragflash_kernels.qmatmul.formats import RECORD_FORMATS
 from ragflash_kernels.qmatmul.launch import pick_registers, record_constants, sign_bit
@@ -257,15 +259,22 @@ def attend_many(sm: int, head_dim: str, mask: str):
     )  # fmt: skip
 
 
-def unpack_pages(sm: int, kv_format: str, head_dim: str):
-    """The unpacking of listed pages of 256 tokens."""
+def unpack_pages(sm: int, kv_format: str, head_dim: str, which: str):
+    """The unpacking of listed pages of 256 tokens, of keys or values."""
     fmt, dim = KvFormat(kv_format), int(head_dim)
-    constants = {
-        "SIZE": page_layout(fmt, 256, dim).size, "DIM": dim, "PAGE": 256,
-        "FORMAT": list(KvFormat).index(fmt), "VALUES": True, "T": UNPACKED_TOKENS, "PTX": True,
-    }  # fmt: skip
+    constants = {"SIZE": page_layout(fmt, 256, dim).size, "DIM": dim, "PAGE": 256, "PTX": True}
+    function = unpack_kernels.unpack_kernel
+    if fmt is KvFormat.TQ3_0 and which == "values":
+        function = unpack_kernels.unpack_tq3_values_kernel
+        constants |= {"TILES": value_tiles(256)}
+    elif fmt is KvFormat.TQ3_0:
+        function = unpack_kernels.unpack_tq3_keys_kernel
+        constants |= {"T": UNPACKED_TOKENS}
+    else:
+        constants |= {"T": UNPACKED_TOKENS, "FORMAT": list(KvFormat).index(fmt)}
     pointers = {"pages": "*u8", "page_list": "*i32", "out": "*fp16"}
-    return compile_kernel(prefill_kernel.unpack_kernel, pointers, constants, sm=sm, warps=4)
+    pointers |= {"page_stride": "i32*16", "head_stride": "i32*16"}
+    return compile_kernel(function, pointers, constants, sm=sm, warps=4)
 
 
 KERNELS: dict[str, Callable] = {

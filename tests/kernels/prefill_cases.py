@@ -44,6 +44,7 @@ class PrefillCase:
         scale: float,
         window: int | None = None,
         segment_tokens: int = 16384,
+        **options,
     ) -> torch.Tensor:
         num_rows, num_heads, head_dim = self.q.shape
         _, num_kv_heads, page_tokens, _ = self.exact_keys.shape
@@ -54,6 +55,7 @@ class PrefillCase:
         return prefill_attention(
             self.q, self.exact_keys, self.exact_values, self.exact_pages, self.exact_before,
             self.packed, scale=scale, window=window, workspace=workspace, backend=backend,
+            **options,
         )  # fmt: skip
 
     def expected(self, scale: float, window: int | None = None) -> torch.Tensor:
@@ -101,17 +103,9 @@ def make_case(
         listed = scattered(packed_pages)
         for part, kv_format in enumerate(formats):
             shape = (packed_pages + SPARE_PAGES, num_kv_heads, page_tokens, head_dim)
-            pages = encode_pages(normal(*shape), kv_format, values=part == 1)
-            apart = torch.full(
-                (len(pages), 2, *pages.shape[1:]), 255, dtype=torch.uint8, device=device
-            )
-            apart[:, 1] = pages
-            stored.append(apart[:, 1])
-            decoded = decode_pages(
-                pages[listed.long()], kv_format, page_tokens=page_tokens, head_dim=head_dim,
-                values=part == 1,
-            )  # fmt: skip
-            plain[part].append(decoded.transpose(0, 1).flatten(1, 2))
+            pages, tokens = _packed(normal(*shape), kv_format, listed, values=part == 1)
+            stored.append(pages)
+            plain[part].append(tokens)
     for part in (0, 1):
         tokens = normal(num_kv_heads, num_pages * page_tokens, head_dim)
         plain[part].append(tokens[:, :seen].float())
@@ -124,6 +118,19 @@ def make_case(
         projected[:, :num_heads], pool[:, 1, 0], pool[:, 1, 1], exact_pages, exact_before, packed,
         *(torch.cat(parts, 1) for parts in plain),
     )  # fmt: skip
+
+
+def _packed(
+    x: torch.Tensor, kv_format: KvFormat, listed: torch.Tensor, *, values: bool
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return encoded pages that lie apart, and what tokens of the listed ones stand for."""
+    pages = encode_pages(x, kv_format, values=values)
+    apart = torch.full((len(pages), 2, *pages.shape[1:]), 255, dtype=torch.uint8, device=x.device)
+    apart[:, 1] = pages
+    decoded = decode_pages(
+        pages, kv_format, page_tokens=x.shape[2], head_dim=x.shape[3], values=values
+    )
+    return apart[:, 1], decoded[listed.long()].transpose(0, 1).flatten(1, 2)
 
 
 def relative_error(found: torch.Tensor, expected: torch.Tensor) -> float:

@@ -5,6 +5,7 @@ import dataclasses
 import pytest
 import torch
 
+from ragflash_kernels.columns import Columns
 from ragflash_kernels.errors import KernelInputError
 from ragflash_kernels.kv_codec import KvFormat, decode_pages, encode_pages
 from ragflash_kernels.prefill_attention import (
@@ -87,15 +88,33 @@ def test_large_scores_do_not_overflow():
     assert relative_error(found, case.run(PrefillBackend.REFERENCE, scale=1e3)) < 0.02
 
 
+def test_five_pieces_are_merged_in_two_goes():
+    case = small_case(33, 160, 5, (KvFormat.Q8_0, KvFormat.Q8_0))
+    found = case.run(PrefillBackend.TRITON, scale=0.125, segment_tokens=64)
+    assert relative_error(found, case.expected(0.125)) < TOLERANCE
+
+
+@pytest.mark.parametrize("backend", [PrefillBackend.REFERENCE, PrefillBackend.TRITON])
+def test_a_gate_of_several_parts_multiplies_the_result(backend):
+    case = small_case(33, 40)
+    columns = Columns(torch.randn(2, 33, 3 * 64 + 32), 16, 3 * 64)
+    found = case.run(backend, scale=0.125, segment_tokens=64, gate=columns, out_dtype=torch.half)
+    expected = case.expected(0.125) * columns.sum().view(33, 3, 64).sigmoid()
+    assert found.dtype is torch.half
+    assert relative_error(found, expected) < TOLERANCE
+
+
+@pytest.mark.parametrize("values", [False, True])
 @pytest.mark.parametrize("kv_format", PACKED)
-def test_listed_pages_are_decoded_in_order(kv_format):
-    pages = encode_pages(torch.randn(4, 2, 32, 64).half(), kv_format)
+def test_listed_pages_are_decoded_in_order(kv_format, values):
+    pages = encode_pages(torch.randn(4, 2, 32, 64).half(), kv_format, values=values)
     listed = torch.tensor([3, 1], dtype=torch.int32)
     guard = GuardedMemory()
     out = guard.empty(2, 64, 64, dtype=torch.float16)
-    decode_pages_into(pages, listed, kv_format, page_tokens=32, head_dim=64, out=out)
+    shape = {"page_tokens": 32, "head_dim": 64, "values": values}
+    decode_pages_into(pages, listed, kv_format, out=out, **shape)
     guard.check()
-    plain = decode_pages(pages[[3, 1]], kv_format, page_tokens=32, head_dim=64, rotated=True)
+    plain = decode_pages(pages[[3, 1]], kv_format, rotated=True, **shape)
     assert relative_error(out, plain.transpose(0, 1).flatten(1, 2)) < 5e-4
 
 
@@ -111,6 +130,7 @@ def test_a_cpu_takes_the_reference():
         ({"q": torch.zeros(5, 3, 32)}, {}, "heads of 32"),
         ({"exact_values": torch.zeros(5, 1, 32, 64)}, {}, "values"),
         ({}, {"window": 0}, "window of 0"),
+        ({}, {"gate": Columns.whole(torch.zeros(1, 5, 64))}, "rows of 64"),
         ({}, {"window": 40}, "reaches beyond"),
         ({}, {"backend": PrefillBackend.TRITON}, "workspace"),
     ],

@@ -78,16 +78,17 @@ def test_a_window_hides_older_tokens(num_rows):
         assert relative_error(found, expected) < 2e-3, exact_before
 
 
+@pytest.mark.parametrize("values", [False, True])
 @pytest.mark.parametrize("head_dim", [64, 128, 256])
 @pytest.mark.parametrize("kv_format", [f for f in KvFormat if f is not KvFormat.F16])
-def test_listed_pages_are_decoded_in_order(kv_format, head_dim):
-    pages = encode_pages(torch.randn(9, 2, 256, head_dim, device="cuda").half(), kv_format)
+def test_listed_pages_are_decoded_in_order(kv_format, head_dim, values):
+    x = torch.randn(9, 2, 256, head_dim, device="cuda").half()
+    pages = encode_pages(x, kv_format, values=values)
     listed = torch.tensor([8, 0, 3], dtype=torch.int32, device="cuda")
     out = torch.full((2, 768, head_dim), float("nan"), dtype=torch.float16, device="cuda")
-    decode_pages_into(pages, listed, kv_format, page_tokens=256, head_dim=head_dim, out=out)
-    plain = decode_pages(
-        pages[listed.long()], kv_format, page_tokens=256, head_dim=head_dim, rotated=True
-    )
+    shape = {"page_tokens": 256, "head_dim": head_dim, "values": values}
+    decode_pages_into(pages, listed, kv_format, out=out, **shape)
+    plain = decode_pages(pages[listed.long()], kv_format, rotated=True, **shape)
     assert relative_error(out, plain.transpose(0, 1).flatten(1, 2)) < 5e-4
 
 

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from ragflash_kernels.columns import Columns
 from ragflash_kernels.errors import KernelInputError
 from ragflash_kernels.kv_codec import KvFormat, page_layout
 from ragflash_kernels.prefill_attention.backends import PrefillBackend, pick_prefill_backend
@@ -50,14 +51,15 @@ def prefill_attention(
     *,
     scale: float,
     window: int | None = None,
+    gate: Columns | None = None,
+    out_dtype: torch.dtype | None = None,
     workspace: PrefillWorkspace | None = None,
     backend: PrefillBackend | None = None,
 ) -> Tensor:
     """Attend, head by head; `Hq / Hkv` consecutive query heads share a key head.
 
-    Row r sees all packed tokens and the first `exact_before + r + 1` exact ones. Exact places that
-    no row sees may hold anything, NaN included. A result depends on the lengths of the parts and on
-    the backend, never on page numbers or on what the workspace holds.
+    Row r sees all packed tokens and the first `exact_before + r + 1` exact ones; places that no row
+    sees may hold anything. A result depends on the parts' lengths and the backend alone.
 
     Args:
         q: Floats `[N, Hq, D]`, the last two dimensions contiguous.
@@ -70,36 +72,34 @@ def prefill_attention(
         scale: Of the scores before the softmax, usually `D ** -0.5`.
         window: Newest tokens that a row sees, its own included. It must end within the exact
             tokens after their first page where there is packed history, which it then skips.
+        gate: N rows of Hq · D columns, by whose sigmoid results are multiplied.
+        out_dtype: Of the result; None for that of `q`.
         workspace: Scratch; the reference needs none.
         backend: None picks the fastest that was found to work on the device.
 
     Returns:
-        `[N, Hq, D]`, contiguous, of the dtype of `q`.
+        `[N, Hq, D]`, contiguous.
 
     Raises:
         KernelInputError: An argument does not fit the description above.
     """
-    _check(q, exact_keys, exact_values, exact_pages, exact_before)
-    _check_window(window, exact_before, exact_keys.shape[2], packed)
+    _check(q, exact_keys, exact_values, exact_pages, exact_before, gate)
     if packed is not None:
         _check_packed(packed, exact_keys)
-        if window is not None or not len(packed.pages):
-            packed = None
+    if window is not None:
+        _check_window(window, exact_before, exact_keys.shape[2], packed)
+        packed = None
     chosen = backend or pick_prefill_backend(q.device, q.shape[2], windowed=window is not None)
+    history = packed if packed is not None and len(packed.pages) else None
+    arguments = (q, exact_keys, exact_values, exact_pages, exact_before, history, scale, window)
+    ending = (gate, out_dtype or q.dtype)
     if chosen is PrefillBackend.REFERENCE:
-        return prefill_attention_reference(
-            q, exact_keys, exact_values, exact_pages, exact_before, packed, scale, window
-        )
-    if workspace is None:
-        raise KernelInputError(f"{chosen} needs a workspace")
-    if window is not None and chosen is not PrefillBackend.TRITON:
-        raise KernelInputError(f"{chosen} knows no windows")
+        return prefill_attention_reference(*arguments, *ending)
+    if workspace is None or (window is not None and chosen is not PrefillBackend.TRITON):
+        raise KernelInputError(f"{chosen} needs a workspace, and {window=} the Triton kernel")
     from ragflash_kernels.prefill_attention.launch import attend_in_pieces  # noqa: PLC0415 - lazy
 
-    return attend_in_pieces(
-        q, exact_keys, exact_values, exact_pages, exact_before, packed, scale, window, workspace,
-        chosen,
-    )  # fmt: skip
+    return attend_in_pieces(*arguments, *ending, workspace, chosen)
 
 
 def decode_pages_into(
@@ -130,13 +130,18 @@ def decode_pages_into(
     shape = (pages.shape[1], len(page_list) * page_tokens, head_dim)
     if out.shape != shape or out.dtype != torch.float16 or not out.is_contiguous():
         raise KernelInputError(f"out is {out.dtype} {tuple(out.shape)}, not float16 {shape}")
-    from ragflash_kernels.prefill_attention.launch import unpack_pages  # noqa: PLC0415 - lazy
+    from ragflash_kernels.prefill_attention.unpack.launch import unpack_pages  # noqa: PLC0415 - lazy
 
-    unpack_pages(pages, page_list, kv_format, shape[1], page_tokens, out, of_values=values)
+    unpack_pages(pages, page_list, kv_format, page_tokens, out, values=values)
 
 
 def _check(
-    q: Tensor, exact_keys: Tensor, exact_values: Tensor, exact_pages: Tensor, exact_before: int
+    q: Tensor,
+    exact_keys: Tensor,
+    exact_values: Tensor,
+    exact_pages: Tensor,
+    exact_before: int,
+    gate: Columns | None,
 ) -> None:
     if q.dim() != 3 or exact_keys.dim() != 4 or exact_keys.shape != exact_values.shape:
         raise KernelInputError(
@@ -149,6 +154,13 @@ def _check(
         raise KernelInputError(
             f"{num_heads} query heads of {head_dim} do not fit {num_kv_heads} of {key_dim}"
         )
+    if gate is not None and (gate.partials.shape[1], gate.width) != (
+        num_rows,
+        num_heads * head_dim,
+    ):
+        raise KernelInputError(
+            f"a gate of {gate.partials.shape[1]} rows of {gate.width} for {tuple(q.shape)}"
+        )
     if exact_before < 0 or exact_before + num_rows > len(exact_pages) * page_tokens:
         raise KernelInputError(
             f"{exact_before} + {num_rows} tokens do not fit {len(exact_pages)} pages"
@@ -156,10 +168,8 @@ def _check(
 
 
 def _check_window(
-    window: int | None, exact_before: int, page_tokens: int, packed: PackedHistory | None
+    window: int, exact_before: int, page_tokens: int, packed: PackedHistory | None
 ) -> None:
-    if window is None:
-        return
     if window < 1:
         raise KernelInputError(f"a window of {window} tokens")
     if packed is not None and window > exact_before - page_tokens + 1:

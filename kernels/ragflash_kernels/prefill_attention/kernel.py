@@ -1,55 +1,11 @@
-"""Plain Triton: unpacking of pages, attention of many rows, merging of its parts."""
+"""Plain Triton: attention of many rows over tokens side by side, and merging of its parts."""
 
 import triton
 import triton.language as tl
 
-from ragflash_kernels.paged_attention.quarters import F16, load_quarter
+from ragflash_kernels.columns_kernel import load_columns
 
 _LN2 = tl.constexpr(0.6931471805599453)
-
-
-@triton.jit(do_not_specialize=["num_tokens"], do_not_specialize_on_alignment=["page_list"])
-def unpack_kernel(
-    pages, page_list, out, page_stride, num_tokens, head_stride, SIZE: tl.constexpr,
-    DIM: tl.constexpr, PAGE: tl.constexpr, FORMAT: tl.constexpr,
-    VALUES: tl.constexpr, T: tl.constexpr, PTX: tl.constexpr,
-):  # fmt: skip
-    """Write T tokens of a listed page and a head as float16 to `[heads, …, DIM]`.
-
-    Args:
-        pages: Bytes; a head's page takes SIZE of them.
-        page_list: Page numbers.
-        out: Heads lie `head_stride` values apart.
-        page_stride: Bytes from page to page.
-        num_tokens: Of the list that hold anything; zeros are written for later ones.
-        head_stride: See `out`.
-        SIZE: See `pages`.
-        DIM: Values of a head.
-        PAGE: Tokens of a page.
-        FORMAT: One of `paged_attention/quarters.py`.
-        VALUES: They are values, not keys.
-        T: Divides PAGE.
-        PTX: On an NVIDIA card, not interpreted.
-    """
-    first = tl.program_id(0) * T
-    head = tl.program_id(1).to(tl.int64)
-    page = tl.load(page_list + first // PAGE).to(tl.int64)
-    place = pages + page * page_stride + head * SIZE
-    token = first + tl.arange(0, T)
-    here = token < num_tokens
-    target = out + head * head_stride + token[:, None].to(tl.int64) * DIM
-    if FORMAT == F16:
-        e = tl.arange(0, DIM)[None, :]
-        halves = place.to(tl.pointer_type(tl.float16)) + (token % PAGE)[:, None] * DIM
-        tl.store(target + e, tl.load(halves + e, mask=here[:, None], other=0.0))
-    else:
-        width: tl.constexpr = DIM // 4
-        e = tl.arange(0, width)[None, :]
-        for quarter in tl.static_range(4):
-            values = load_quarter(
-                place, token % PAGE, quarter, here, T, DIM, PAGE, FORMAT, VALUES, PTX
-            )  # fmt: skip
-            tl.store(target + quarter * width + e, values)
 
 
 @triton.jit(do_not_specialize=["front", "num_rows"])
@@ -161,47 +117,60 @@ def attend_kernel(
     tl.store(lse + head * rows + row, (top + tl.log2(total)) * _LN2, mask=here)
 
 
+@triton.jit
+def _add_part(sums, whole, top, part, lse, place, at, here):
+    """Add a part's weighted means to sums, which are weighed by `exp(… - top)`."""
+    weight = tl.exp(tl.load(lse + place, mask=here, other=0.0) - top)
+    means = tl.load(part + at, mask=here[:, None], other=0.0).to(tl.float32)
+    return sums + means * weight[:, None], whole + weight
+
+
 @triton.jit(do_not_specialize=["begin", "count", "rows"])
 def merge_kernel(
-    total, total_lse, part, lse, result, begin, count, rows, heads, DIM: tl.constexpr,
-    B: tl.constexpr, FIRST: tl.constexpr, LAST: tl.constexpr,
+    total, total_lse, part0, lse0, part1, lse1, part2, lse2, part3, lse3, result, gate, begin,
+    count, rows, heads, gate_row_stride, gate_part_stride, DIM: tl.constexpr, B: tl.constexpr,
+    PARTS: tl.constexpr, FIRST: tl.constexpr, LAST: tl.constexpr, GATE_PARTS: tl.constexpr,
 ):  # fmt: skip
-    """Weigh a part of attention with the total of those before it.
+    """Merge PARTS (up to four) parts of attention, in order, with the total of those before them.
 
-    Args:
-        total: float32 `[rows, heads, DIM]`: of the parts before; then with this one.
-        total_lse: float32 `[heads, rows]`: natural logarithms of sums of weights.
-        part: float16 `[rows, heads, DIM]`.
-        lse: As `total_lse`.
-        result: Floats: what is written, from `begin` on, instead of the total if LAST.
-        begin: Rows times heads that are left out before the first.
-        count: Rows times heads.
-        rows: See above.
-        heads: See above.
-        DIM: Values of a head.
-        B: Rows times heads of a program.
-        FIRST: There is no total yet.
-        LAST: The total is not needed any more.
+    The total is float32 `[rows, heads, DIM]`, a part float16; each has natural logarithms of its
+    sums of weights, float32 `[heads, rows]`. FIRST: there is no total yet. LAST: not the total but
+    `result` is written, times the sigmoid of `gate` (`Columns` of GATE_PARTS, or 0). B rows times
+    heads are a program's; of all, `count` are wanted from `begin` on.
     """
     i = tl.program_id(0).to(tl.int64) * B + tl.arange(0, B)
     here = i < count
-    at = begin + i
-    place = at % heads * rows + at // heads
+    place = (begin + i) % heads * rows + (begin + i) // heads
     d = tl.arange(0, DIM)[None, :]
-    sums = tl.load(part + at[:, None] * DIM + d, mask=here[:, None], other=0.0).to(tl.float32)
-    top = tl.load(lse + place, mask=here, other=0.0)
+    at = (begin + i)[:, None] * DIM + d
+    top = tl.load(lse0 + place, mask=here, other=0.0)
+    if PARTS > 1:
+        top = tl.maximum(top, tl.load(lse1 + place, mask=here, other=0.0))
+    if PARTS > 2:
+        top = tl.maximum(top, tl.load(lse2 + place, mask=here, other=0.0))
+    if PARTS > 3:
+        top = tl.maximum(top, tl.load(lse3 + place, mask=here, other=0.0))
+    sums = tl.zeros((B, DIM), tl.float32)
+    whole = tl.zeros((B,), tl.float32)
     if not FIRST:
-        before = tl.load(total_lse + place, mask=here, other=0.0)
-        largest = tl.maximum(top, before)
-        weight = tl.exp(top - largest)
-        faded = tl.exp(before - largest)
-        both = weight + faded
-        top = largest + tl.log(both)
-        former = tl.load(total + at[:, None] * DIM + d, mask=here[:, None], other=0.0)
-        sums = former * (faded / both)[:, None] + sums * (weight / both)[:, None]
+        top = tl.maximum(top, tl.load(total_lse + place, mask=here, other=0.0))
+        sums, whole = _add_part(sums, whole, top, total, total_lse, place, at, here)
+    sums, whole = _add_part(sums, whole, top, part0, lse0, place, at, here)
+    if PARTS > 1:
+        sums, whole = _add_part(sums, whole, top, part1, lse1, place, at, here)
+    if PARTS > 2:
+        sums, whole = _add_part(sums, whole, top, part2, lse2, place, at, here)
+    if PARTS > 3:
+        sums, whole = _add_part(sums, whole, top, part3, lse3, place, at, here)
+    sums /= whole[:, None]
     if LAST:
+        if GATE_PARTS > 0:
+            gate_at = (i // heads * gate_row_stride + i % heads * DIM)[:, None] + d
+            sums *= tl.sigmoid(
+                load_columns(gate, gate_part_stride, gate_at, here[:, None], GATE_PARTS)
+            )
         target = result + i[:, None] * DIM + d
         tl.store(target, sums.to(result.dtype.element_ty), mask=here[:, None])
     else:
-        tl.store(total + at[:, None] * DIM + d, sums, mask=here[:, None])
-        tl.store(total_lse + place, top, mask=here)
+        tl.store(total + at, sums, mask=here[:, None])
+        tl.store(total_lse + place, top + tl.log(whole), mask=here)

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import chain
 from math import e, log2
 from typing import TYPE_CHECKING
 
@@ -9,23 +10,19 @@ import torch
 import triton
 from torch import Tensor
 
+from ragflash_kernels.columns import Columns
 from ragflash_kernels.errors import KernelInputError
-from ragflash_kernels.kv_codec import KvFormat, page_layout, rotate
+from ragflash_kernels.kv_codec import KvFormat, rotate
 from ragflash_kernels.prefill_attention.backends import PrefillBackend, attend_torch
-from ragflash_kernels.prefill_attention.kernel import (
-    attend_kernel,
-    merge_kernel,
-    pad_kernel,
-    unpack_kernel,
-)
+from ragflash_kernels.prefill_attention.kernel import attend_kernel, merge_kernel, pad_kernel
+from ragflash_kernels.prefill_attention.unpack.launch import unpack_pages
 from ragflash_kernels.prefill_attention.workspace import PrefillWorkspace
 
 if TYPE_CHECKING:
     from ragflash_kernels.prefill_attention import PackedHistory
 
-_FORMATS = tuple(KvFormat)  # as `paged_attention/kernel.py` numbers them
 _NO_WINDOW = 2**30
-UNPACKED_TOKENS = 16  # of a program
+_MERGED_PIECES = 4  # at a time, by the kernel
 
 
 @dataclass(frozen=True)
@@ -65,6 +62,8 @@ def attend_in_pieces(
     packed: "PackedHistory | None",
     scale: float,
     window: int | None,
+    gate: Columns | None,
+    out_dtype: torch.dtype,
     workspace: PrefillWorkspace,
     backend: PrefillBackend,
 ) -> Tensor:
@@ -81,7 +80,7 @@ def attend_in_pieces(
     rows = (end_page - own_page) * page_tokens
     queries = workspace.queries(rows, q.shape[1], head_dim)
     _pad(q, front, queries)
-    merge = _Merge(q, front, rows, workspace)
+    merge = _Merge(q, front, rows, workspace, gate, out_dtype)
     chunk = _Chunk(queries, scale, page_tokens, workspace, backend)
     segment = workspace.segment_tokens // page_tokens
     if packed is not None:
@@ -95,7 +94,7 @@ def attend_in_pieces(
         for piece in _segments(len(packed.pages), segment):
             merge.add(*chunk.attend(turned, store, piece, piece.end * page_tokens))
         if packed.value_format.rotated:
-            merge.total = rotate(merge.total, inverse=True)
+            merge.rotate_back()
     store = _Store(exact_keys, exact_values, exact_pages, KvFormat.F16, KvFormat.F16)
     if window is None:
         for piece in _segments(own_page, segment):
@@ -136,16 +135,14 @@ class _Chunk:
         tokens = len(pages) * self.page_tokens
         keys = self.workspace.keys(num_kv_heads, tokens, head_dim)
         values = self.workspace.values(num_kv_heads, tokens, head_dim)
-        unpack_pages(store.keys, pages, store.key_format, num_tokens, self.page_tokens, keys)
-        unpack_pages(
-            store.values,
-            pages,
-            store.value_format,
-            num_tokens,
-            self.page_tokens,
-            values,
-            of_values=True,
-        )
+        for stored, kv_format, out in (
+            (store.keys, store.key_format, keys),
+            (store.values, store.value_format, values),
+        ):
+            unpack_pages(
+                stored, pages, kv_format, self.page_tokens, out, values=out is values,
+                num_tokens=num_tokens,
+            )  # fmt: skip
         if self.backend is PrefillBackend.TRITON:
             return attend_triton(
                 queries, keys, values, self.scale, first=piece.first, window=piece.window,
@@ -156,58 +153,56 @@ class _Chunk:
 
 
 class _Merge:
-    """The total of the pieces so far."""
+    """The total of the pieces so far; a few wait, so that it is written less often."""
 
-    def __init__(self, q: Tensor, front: int, rows: int, workspace: PrefillWorkspace) -> None:
-        self.result = torch.empty(q.shape, dtype=q.dtype, device=q.device)
-        self.total = workspace.total(rows, *q.shape[1:])
+    def __init__(
+        self,
+        q: Tensor,
+        front: int,
+        rows: int,
+        workspace: PrefillWorkspace,
+        gate: Columns | None,
+        out_dtype: torch.dtype,
+    ) -> None:
+        self._result = torch.empty(q.shape, dtype=out_dtype, device=q.device)
+        self._total = workspace.total(rows, *q.shape[1:])
         self._lse = workspace.lse(q.shape[1], rows)
         self._front = front
+        self._gate = gate
         self._is_empty = True
+        self._waiting: list[tuple[Tensor, Tensor]] = []
 
     def add(self, part: Tensor, lse: Tensor) -> None:
-        """Add a piece to the total."""
-        self._launch(part, lse, last=False)
-        self._is_empty = False
+        """Take a piece that is not the last one."""
+        if len(self._waiting) == _MERGED_PIECES:
+            self._launch(last=False)
+        self._waiting.append((part, lse))
+
+    def rotate_back(self) -> None:
+        """Rotate what there is, at least one piece."""
+        self._launch(last=False)
+        self._total = rotate(self._total, inverse=True)
 
     def finish(self, part: Tensor, lse: Tensor) -> Tensor:
         """Return the total with a last piece."""
-        self._launch(part, lse, last=True)
-        return self.result
+        self.add(part, lse)
+        self._launch(last=True)
+        return self._result
 
-    def _launch(self, part: Tensor, lse: Tensor, *, last: bool) -> None:
-        num_rows, num_heads, head_dim = self.result.shape
+    def _launch(self, *, last: bool) -> None:
+        num_rows, num_heads, head_dim = self._result.shape
         count, per_program = num_rows * num_heads, 2048 // head_dim
+        parts = [*self._waiting, *[self._waiting[0]] * (_MERGED_PIECES - len(self._waiting))]
+        gate = self._gate or Columns.whole(self._total)
         merge_kernel[(triton.cdiv(count, per_program),)](
-            self.total, self._lse, part, lse, self.result, self._front * num_heads, count,
-            len(part), num_heads, DIM=head_dim, B=per_program, FIRST=self._is_empty, LAST=last,
-            num_warps=4,
+            self._total, self._lse, *chain(*parts), self._result, gate.partials[0, 0, gate.start :],
+            self._front * num_heads, count, len(self._total), num_heads, gate.partials.stride(1),
+            gate.partials.stride(0), DIM=head_dim, B=per_program, PARTS=len(self._waiting),
+            FIRST=self._is_empty, LAST=last,
+            GATE_PARTS=len(gate.partials) if last and self._gate else 0, num_warps=4,
         )  # fmt: skip
-
-
-def unpack_pages(
-    pages: Tensor,
-    page_list: Tensor,
-    kv_format: KvFormat,
-    num_tokens: int,
-    page_tokens: int,
-    out: Tensor,
-    *,
-    of_values: bool = False,
-) -> None:
-    """Write the first `num_tokens` of listed pages to float16 `[Hkv, n · page_tokens, D]`.
-
-    Places after them become 0. Other arguments as in `decode_pages_into`.
-    """
-    num_kv_heads, tokens, head_dim = out.shape
-    per_program = min(UNPACKED_TOKENS, page_tokens)
-    unpack_kernel[tokens // per_program, num_kv_heads](
-        pages.view(torch.uint8), page_list, out, pages.stride(0) * pages.element_size(),
-        num_tokens, tokens * head_dim, SIZE=page_layout(kv_format, page_tokens, head_dim).size,
-        DIM=head_dim, PAGE=page_tokens, FORMAT=_FORMATS.index(kv_format), VALUES=of_values,
-        T=per_program,
-        PTX=out.is_cuda and torch.version.hip is None, num_warps=4,
-    )  # fmt: skip
+        self._waiting.clear()
+        self._is_empty = False
 
 
 @dataclass(frozen=True)

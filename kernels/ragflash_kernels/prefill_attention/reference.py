@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
+from ragflash_kernels.columns import Columns
 from ragflash_kernels.kv_codec import decode_pages
 
 if TYPE_CHECKING:
@@ -20,6 +21,8 @@ def prefill_attention_reference(
     packed: "PackedHistory | None",
     scale: float,
     window: int | None,
+    gate: Columns | None,
+    out_dtype: torch.dtype,
 ) -> Tensor:
     """Attend one key head at a time; arguments as in `prefill_attention`."""
     num_rows, num_heads, head_dim = q.shape
@@ -51,7 +54,10 @@ def prefill_attention_reference(
     for head in range(num_kv_heads):
         scores = (grouped[head] @ keys[head].T * scale).masked_fill_(hidden, float("-inf"))
         mixed[head] = scores.softmax(-1) @ values[head]
-    return mixed.permute(2, 0, 1, 3).reshape(num_rows, num_heads, head_dim).to(q.dtype)
+    result = mixed.permute(2, 0, 1, 3).reshape(num_rows, num_heads, head_dim)
+    if gate is not None:
+        result = result * gate.sum().view(result.shape).sigmoid()
+    return result.to(out_dtype)
 
 
 def _tokens(pages: Tensor) -> Tensor:

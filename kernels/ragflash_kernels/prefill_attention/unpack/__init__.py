@@ -1,0 +1,1 @@
+"""Pages of any format as float16 tokens side by side, on a card."""
