@@ -8,10 +8,12 @@ from pathlib import Path
 
 import torch
 
+from ragflash.engine.card import CardOptions, card_format, place_on_card
 from ragflash.engine.client import EngineClient
 from ragflash.engine.core import EngineCore, Vocabulary
 from ragflash.engine.device import DeviceChoice, choose_device
-from ragflash.engine.host import HostOptions, KVFormatChoice, host_pages
+from ragflash.engine.host import HostOptions, KVFormatChoice, place_on_host
+from ragflash.engine.placed import Placed
 from ragflash.engine.request import EngineInfo
 from ragflash.engine.runner import Runner
 from ragflash.engine.scheduler import Scheduler
@@ -23,10 +25,9 @@ from ragflash.gguf.tokenizer import Tokenizer
 from ragflash.kvcache.allocator import PAGE_TOKENS
 from ragflash.kvcache.grid import PageAllocators
 from ragflash.kvcache.pages import KVPages
-from ragflash.kvcache.planner import GRID_TOKENS
+from ragflash.kvcache.planner import GRID_TOKENS, PREFILL_ROWS
 from ragflash.kvcache.tree import SegmentTree
-from ragflash.models.contract import Model
-from ragflash.models.registry import ComputeDtype, load_model
+from ragflash.models.registry import ComputeDtype
 from ragflash.models.weights import WeightForm, weight_format
 from ragflash.speculative.drafter import Drafter
 from ragflash_kernels.kv_codec import ROTATION_VERSION
@@ -51,6 +52,7 @@ def start_engine(
     threads: int | None = None,
     cache_dir: Path | None = None,
     drafter_factory: Callable[[], Drafter] | None = None,
+    exact: bool = False,
 ) -> EngineClient:
     """Load a model and start its worker; blocks until the model is loaded.
 
@@ -68,10 +70,12 @@ def start_engine(
         grid_tokens: Decides which keys and values are the newest, see `kvcache.grid`.
         max_slots: Requests that run together.
         queue_size: Requests that may wait beyond those.
-        prefill_chunk_tokens: Most prompt tokens of a request in one step.
+        prefill_chunk_tokens: On a CPU, most prompt tokens of a request in one step.
         threads: Compute threads; `None` leaves the choice to torch.
         cache_dir: Remembers the model file's hash.
         drafter_factory: Makes the drafter of one request; `None` decodes plainly.
+        exact: On a card, compute every row of a step by the same instructions, so that drafts do
+            not change a bit; slower.
 
     Raises:
         ModelError: The file cannot be used.
@@ -81,27 +85,32 @@ def start_engine(
     _check(threads=threads, max_slots=max_slots, prefill_chunk_tokens=prefill_chunk_tokens)
     _check(context_tokens=context_tokens, verify_rows=verify_rows)
     where = choose_device(device)
-    loaded = _load(model_path, where, dtype, weights, pre_tokenizer)
-    options = HostOptions(kv_format, grid_tokens, context_tokens, kv_bytes, max_slots)
-    pages, allocators = host_pages(loaded.model, options, where)
-    info = _info(loaded, content_hash(model_path, cache_dir), pages, allocators, weights, where)
-    turns = _Turns(max_slots, prefill_chunk_tokens, drafter_factory, verify_rows - 1)
-    core = _core(loaded, pages, allocators, info, turns)
-    worker = _start_worker(core, max_slots + queue_size, threads or torch.get_num_threads())
-    return EngineClient(worker, tokenizer=loaded.tokenizer, template=loaded.template, info=info)
-
-
-def _start_worker(core: EngineCore, max_in_flight: int, threads: int) -> Worker:
+    model_hash = content_hash(model_path, cache_dir)
+    is_card = where.type == "cuda"
+    if is_card:
+        kv = card_format(kv_format, model_hash)
+        card = CardOptions(vram_bytes, context_tokens, kv, max_slots, verify_rows, exact)
+        place = partial(place_on_card, device=where, options=card)
+    else:
+        host = HostOptions(
+            dtype, weights, kv_format, grid_tokens, context_tokens, kv_bytes, max_slots
+        )
+        place = partial(place_on_host, options=host)
+    loaded = _load(model_path, pre_tokenizer, place)
+    info = _info(loaded, model_hash)
+    chunk_tokens = PREFILL_ROWS if is_card else prefill_chunk_tokens
+    core = _core(loaded, info, _Turns(max_slots, chunk_tokens, drafter_factory, verify_rows - 1))
     # OpenMP keeps the number of threads per calling thread, so the worker must set its own.
-    prepare = partial(torch.set_num_threads, threads)
-    return Worker(core, max_in_flight=max_in_flight, prepare=prepare)
+    prepare = partial(torch.set_num_threads, threads or torch.get_num_threads())
+    worker = Worker(core, max_in_flight=max_slots + queue_size, prepare=prepare)
+    return EngineClient(worker, tokenizer=loaded.tokenizer, template=loaded.template, info=info)
 
 
 @dataclass(frozen=True, slots=True)
 class _Loaded:
     """What a model file gives."""
 
-    model: Model
+    placed: Placed
     tokenizer: Tokenizer
     template: ChatTemplate
     file_name: str
@@ -109,17 +118,11 @@ class _Loaded:
     stored_as: str
 
 
-def _load(
-    path: Path,
-    device: torch.device,
-    dtype: ComputeDtype,
-    weights: WeightForm,
-    pre_tokenizer: str | None,
-) -> _Loaded:
+def _load(path: Path, pre_tokenizer: str | None, place: Callable[[GGUFFile], Placed]) -> _Loaded:
     with GGUFFile.open(path) as file:
         tokenizer = Tokenizer.from_gguf(file, pre_tokenizer=pre_tokenizer)
         return _Loaded(
-            model=load_model(file, dtype=dtype, weights=weights, device=device),
+            placed=place(file),
             tokenizer=tokenizer,
             template=ChatTemplate.from_gguf(file, tokenizer),
             file_name=file.path.name,
@@ -138,21 +141,19 @@ class _Turns:
     draft_tokens: int
 
 
-def _core(
-    loaded: _Loaded, pages: KVPages, allocators: PageAllocators, info: EngineInfo, turns: _Turns
-) -> EngineCore:
-    model, vocab_size = loaded.model, loaded.tokenizer.vocab_size
-    identity = _identity(loaded, info, pages, allocators)
-    store = SegmentTree(allocators)
+def _core(loaded: _Loaded, info: EngineInfo, turns: _Turns) -> EngineCore:
+    placed = loaded.placed
+    identity = _identity(loaded, info)
+    store = SegmentTree(placed.allocators)
     scheduler = Scheduler(
-        allocators=allocators,
+        allocators=placed.allocators,
         store=store,
         identity=identity,
         max_slots=turns.max_slots,
         chunk_tokens=turns.chunk_tokens,
     )
     return EngineCore(
-        runner=Runner(model, pages, vocab_size=vocab_size, device=info.device),
+        runner=Runner(placed.model, placed.pages, vocab_size=loaded.tokenizer.vocab_size),
         scheduler=scheduler,
         store=store,
         identity=identity,
@@ -168,38 +169,34 @@ def _check(**sizes: int | None) -> None:
             raise SettingInvalid(f"{name} = {value} must be at least 1")
 
 
-def _info(
-    loaded: _Loaded,
-    model_hash: str,
-    pages: KVPages,
-    allocators: PageAllocators,
-    weights: WeightForm,
-    device: torch.device,
-) -> EngineInfo:
-    model, packed = loaded.model, pages.packed
+def _info(loaded: _Loaded, model_hash: str) -> EngineInfo:
+    placed = loaded.placed
+    packed = placed.pages.packed
+    exact_format = _name(placed.pages.exact.layout.dtype)
     return EngineInfo(
         model=loaded.file_name,
         model_hash=model_hash,
         architecture=loaded.architecture,
         weights=loaded.stored_as,
-        compute_dtype=_name(model.compute_dtype) + ("+int4" if weights == "packed" else ""),
-        kv_format=_name(pages.exact.layout.dtype) if packed is None else packed.kv_format,
-        context_tokens=min(model.context_tokens, allocators.most_tokens),
-        device=str(device),
+        compute_dtype=placed.arithmetic,
+        kv_format=exact_format if packed is None else packed.kv_format,
+        context_tokens=min(placed.model.context_tokens, placed.allocators.most_tokens),
+        device=placed.device,
         template=loaded.template.origin,
     )
 
 
-def _identity(loaded: _Loaded, info: EngineInfo, pages: KVPages, allocators: PageAllocators) -> str:
+def _identity(loaded: _Loaded, info: EngineInfo) -> str:
     """Name all that keys and values depend on but tokens; another value never hits."""
+    placed = loaded.placed
     fields = (
         info.model_hash,
         hashlib.sha256(loaded.template.source.encode()).hexdigest(),
         loaded.tokenizer.fingerprint,
         info.compute_dtype,
-        _name(pages.exact.layout.dtype),
+        _name(placed.pages.exact.layout.dtype),
         str(PAGE_TOKENS),
-        *_packing(pages, allocators),
+        *_packing(placed.pages, placed.allocators),
     )
     return ":".join(fields)
 

@@ -6,6 +6,8 @@ from dataclasses import dataclass
 import torch
 
 from ragflash.engine.device import explained_memory, limit_allocator, usable_bytes
+from ragflash.engine.host import KVFormatChoice
+from ragflash.engine.placed import Placed
 from ragflash.gguf.reader import GGUFFile
 from ragflash.kvcache.allocator import PageAllocator, PageForm, pages_for
 from ragflash.kvcache.formats import KVFormatName
@@ -48,17 +50,12 @@ class CardOptions:
     exact: bool = False
 
 
-@dataclass(frozen=True, slots=True)
-class OnCard:
-    """A model with all its memory."""
-
-    model: DeviceModel
-    pages: KVPages
-    allocators: PageAllocators
-    plan: MemoryPlan
+def card_format(wanted: KVFormatChoice, model_hash: str) -> KVFormatName:
+    """Return the format of keys and values; `auto` is `q8_0` for a file that is not known."""
+    return "q8_0" if wanted == "auto" else wanted
 
 
-def load_on_card(file: GGUFFile, device: torch.device, options: CardOptions) -> OnCard:
+def place_on_card(file: GGUFFile, device: torch.device, options: CardOptions) -> Placed:
     """Plan, load and capture; takes as long as the file takes to read, and some seconds.
 
     Raises:
@@ -84,7 +81,8 @@ def load_on_card(file: GGUFFile, device: torch.device, options: CardOptions) -> 
         )
         torch.cuda.synchronize(device)
     _log.info("the model is on the card", extra=_measured(plan, device))
-    return OnCard(model, pages, allocators, plan)
+    name = torch.cuda.get_device_name(device)
+    return Placed(model, pages, allocators, device=name, arithmetic="int8+bfloat16")
 
 
 def _plan(file: GGUFFile, options: CardOptions) -> MemoryPlan:

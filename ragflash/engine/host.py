@@ -3,14 +3,16 @@
 from dataclasses import dataclass
 from typing import Literal
 
-import torch
-
+from ragflash.engine.placed import Placed
 from ragflash.errors import SettingInvalid
+from ragflash.gguf.reader import GGUFFile
 from ragflash.kvcache.allocator import PAGE_TOKENS, PageAllocator, PageForm, pages_for
 from ragflash.kvcache.formats import KVFormatName
 from ragflash.kvcache.grid import Grid, PageAllocators
 from ragflash.kvcache.pages import KVLayout, KVPages, PackedPool, PagePool, packed_page_bytes
 from ragflash.models.contract import Model
+from ragflash.models.registry import ComputeDtype, load_model
+from ragflash.models.weights import WeightForm
 
 KVFormatChoice = KVFormatName | Literal["auto"]
 
@@ -22,6 +24,8 @@ class HostOptions:
     """How pages are stored, and how many there are.
 
     Attributes:
+        dtype: What the model computes in.
+        weights: Whether 4-bit matrices are unpacked.
         kv_format: Of keys and values beyond the newest; `auto` keeps all as they are computed.
         grid_tokens: Decides which are the newest, see `kvcache.grid`.
         context_tokens: That sequences and stored segments share; `None` takes what fits.
@@ -29,6 +33,8 @@ class HostOptions:
         max_slots: Sequences that run together.
     """
 
+    dtype: ComputeDtype
+    weights: WeightForm
     kv_format: KVFormatChoice
     grid_tokens: int
     context_tokens: int | None
@@ -36,9 +42,22 @@ class HostOptions:
     max_slots: int
 
 
-def host_pages(
-    model: Model, options: HostOptions, device: torch.device
-) -> tuple[KVPages, PageAllocators]:
+def place_on_host(file: GGUFFile, options: HostOptions) -> Placed:
+    """Load a model and make its pages.
+
+    Raises:
+        ModelError: The file cannot be used.
+        SettingInvalid: As `host_pages` raises it, or nothing can stay packed.
+    """
+    model = load_model(file, dtype=options.dtype, weights=options.weights)
+    pages, allocators = host_pages(model, options)
+    arithmetic = str(model.compute_dtype).removeprefix("torch.")
+    if options.weights == "packed":
+        arithmetic += "+int4"
+    return Placed(model, pages, allocators, device="cpu", arithmetic=arithmetic)
+
+
+def host_pages(model: Model, options: HostOptions) -> tuple[KVPages, PageAllocators]:
     """Make the pages of a model.
 
     Raises:
@@ -47,14 +66,12 @@ def host_pages(
     layout, kv_format = model.kv_layout, options.kv_format
     if kv_format == "auto" or not layout.layers:
         num_pages = _num_exact_pages(model, options)
-        return KVPages(PagePool(layout, num_pages, device)), PageAllocators(
-            PageAllocator(num_pages)
-        )
+        return KVPages(PagePool(layout, num_pages)), PageAllocators(PageAllocator(num_pages))
     _check(layout, kv_format)
     grid = _grid(options.grid_tokens)
     num_exact, num_packed = _num_pages(layout, kv_format, grid, options)
-    packed = PackedPool(layout, kv_format, num_packed, device)
-    return KVPages(PagePool(layout, num_exact, device), packed), PageAllocators(
+    packed = PackedPool(layout, kv_format, num_packed)
+    return KVPages(PagePool(layout, num_exact), packed), PageAllocators(
         PageAllocator(num_exact), PageAllocator(num_packed, PageForm.PACKED), grid
     )
 

@@ -27,8 +27,8 @@ class WeightReader:
         file: Where they are.
         dtype: Of matrices that are unpacked.
         device: Where tensors go.
-        form: `dense` unpacks matrices; `packed` leaves those of 4-bit blocks as they are, for a CPU;
-            `records` repacks them for the kernels of a card.
+        form: `dense` unpacks matrices; `packed` leaves those of 4-bit blocks as they are, for a
+            CPU; `records` repacks them for the kernels of a card.
     """
 
     def __init__(

@@ -1,6 +1,7 @@
 """Captured launches of a step, one graph for each number of rows."""
 
 from collections.abc import Callable
+from typing import Any
 
 import torch
 
@@ -19,7 +20,7 @@ class StepGraphs:
         self._step = step
         self._device = device
         self._graphs: dict[int, tuple[torch.cuda.CUDAGraph, torch.Tensor]] = {}
-        self._memory: tuple[int, int] | None = None
+        self._memory: Any = None  # torch names the type of a pool for itself alone
 
     def capture(self, row_counts: tuple[int, ...] = ROW_COUNTS) -> None:
         """Capture steps of so many rows, the largest first: smaller ones use its memory."""
@@ -37,7 +38,7 @@ class StepGraphs:
         return result
 
     def _capture(self, num_rows: int) -> None:
-        stream = torch.cuda.Stream(self._device)
+        stream = torch.cuda.Stream(self._device)  # type: ignore[no-untyped-call]
         stream.wait_stream(torch.cuda.current_stream(self._device))
         with torch.cuda.stream(stream):
             self._step(num_rows)  # compiles kernels, which a capture cannot

@@ -74,12 +74,14 @@ def _mixer(mixer: object) -> FusedMixer:
     match mixer:
         case Attention():
             return FusedAttention(
-                mixer.num_heads, mixer.num_kv_heads, _records(mixer.qkv), _records(mixer.output), mixer.kv,
+                mixer.num_heads, mixer.num_kv_heads, _records(mixer.qkv), _records(mixer.output),
+                mixer.kv,
                 _sizes(mixer.head_dim, mixer.q_norm, mixer.k_norm), mixer.rotary, is_gated=False,
             )  # fmt: skip
         case GatedAttention():
             return FusedAttention(
-                mixer.num_heads, mixer.num_kv_heads, _records(mixer.projections), _records(mixer.output), mixer.kv,
+                mixer.num_heads, mixer.num_kv_heads, _records(mixer.projections),
+                _records(mixer.output), mixer.kv,
                 _sizes(mixer.head_dim, mixer.q_norm, mixer.k_norm), 0, is_gated=True,
             )  # fmt: skip
         case GatedDeltaNet():

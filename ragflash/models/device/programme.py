@@ -192,7 +192,7 @@ class Programme:
             return self._logits(pending, residual, step)
         parts = [
             self._logits(pending.rows(rows), residual[rows], HeadRows(len(rows)))
-            for rows in wanted.split(MAX_ROWS)
+            for rows in torch.split(wanted, MAX_ROWS)
             if len(rows)
         ]
         return torch.cat(parts) if parts else None

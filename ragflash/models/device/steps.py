@@ -1,4 +1,4 @@
-"""How a step's rows meet pages and states: few rows by tables, many rows of one sequence at once."""
+"""How rows meet pages and states: few rows by tables, many rows of one sequence at once."""
 
 from dataclasses import dataclass
 from typing import Protocol

@@ -8,7 +8,7 @@ import numpy as np
 import torch
 
 from ragflash.kvcache.allocator import PAGE_TOKENS
-from ragflash.models.contract import ForwardBatch, SequenceRows
+from ragflash.models.contract import SequenceRows
 from ragflash_kernels.paged_attention.visibility import Visibility
 
 MAX_ROWS = 32  # of a step; bits of a visibility word
@@ -67,7 +67,7 @@ class StepTables:
         self._stages = [
             torch.zeros(ends[-1], dtype=torch.int32, pin_memory=on_card) for _ in range(_STAGES)
         ]
-        self._sent = [torch.cuda.Event() for _ in self._stages] if on_card else []
+        self._sent = [_event() for _ in self._stages] if on_card else []
         self._device = torch.zeros(ends[-1], dtype=torch.int32, device=device)
         self._turn = 0
 
@@ -164,7 +164,5 @@ def form_starts(start: np.ndarray, num_packed: int) -> tuple[np.ndarray, np.ndar
     return exact, np.clip(start - PAGE_TOKENS, 0, num_packed)
 
 
-def flat_batch(batch: ForwardBatch) -> list[int]:
-    """Return the token ids of a batch as numbers."""
-    ids: list[int] = batch.token_ids.tolist()
-    return ids
+def _event() -> torch.cuda.Event:
+    return torch.cuda.Event()  # type: ignore[no-untyped-call]

@@ -18,7 +18,7 @@ class Uploader:
         if self._device.type == "cuda":
             for _ in range(2):
                 staging = torch.empty(_CHUNK_BYTES, dtype=torch.uint8, pin_memory=True)
-                self._ring.append((staging, torch.cuda.Event()))
+                self._ring.append((staging, torch.cuda.Event()))  # type: ignore[no-untyped-call]
 
     def __call__(self, blocks: torch.Tensor) -> torch.Tensor:
         """Return bytes of any shape on the device."""

@@ -1,0 +1,26 @@
+"""A model where it runs."""
+
+from dataclasses import dataclass
+
+from ragflash.kvcache.grid import PageAllocators
+from ragflash.kvcache.pages import KVPages
+from ragflash.models.contract import Model
+
+
+@dataclass(frozen=True, slots=True)
+class Placed:
+    """A model with the memory of its keys and values.
+
+    Attributes:
+        model: Loaded.
+        pages: Its keys and values.
+        allocators: Of the pages.
+        device: For users: the name of a card, or `cpu`.
+        arithmetic: For users: what matrices are multiplied in.
+    """
+
+    model: Model
+    pages: KVPages
+    allocators: PageAllocators
+    device: str
+    arithmetic: str
