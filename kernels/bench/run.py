@@ -77,11 +77,13 @@ def main() -> None:
     from attention_bench import bench_attention_parts, bench_codec  # noqa: PLC0415 - beside it
     from prefill_bench import bench_prefill_attention  # noqa: PLC0415
     from qmatmul_bench import bench_qmatmul, bench_unpack  # noqa: PLC0415
+    from tq3_bench import bench_tq3  # noqa: PLC0415
 
     operations = {
         "qmatmul": bench_qmatmul,
         "unpack": bench_unpack,
         "attention_parts": bench_attention_parts,
+        "attention_tq3": bench_tq3,
         "kv_codec": bench_codec,
         "prefill_attention": bench_prefill_attention,
     }

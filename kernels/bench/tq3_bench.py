@@ -1,0 +1,94 @@
+"""Attention over TQ3_0 pages alone, without merging of splits, and its launch options."""
+
+from functools import partial
+from typing import TYPE_CHECKING
+
+import torch
+from run import CACHE_BYTES, relative_error, time_us
+
+from ragflash_kernels.kv_codec import KvFormat, decode_pages, encode_pages
+from ragflash_kernels.paged_attention import Visibility
+from ragflash_kernels.paged_attention.gluon_tq3 import attend_tq3
+
+if TYPE_CHECKING:
+    from run import Report
+
+KV_HEADS, GROUP, HEAD_DIM, PAGE = 4, 6, 256, 256
+SCALE = 1 / 16
+SWEEP = {  # tiles of eight queries and registers, by rows
+    1: ((1, 64), (1, 80), (1, 96), (1, 128)),
+    8: ((3, 128), (6, 128), (6, None)),
+    16: ((4, 128), (6, 128), (6, None), (12, None)),
+    21: ((4, 128), (6, 128), (8, 128), (8, None)),
+}
+
+
+def bench_tq3(report: "Report", *, sweep: bool) -> None:
+    """Time 1 to 21 rows over 32,768 and 131,072 tokens."""
+    for tokens in (32768, 131072):
+        x = torch.randn(tokens // PAGE, KV_HEADS, PAGE, HEAD_DIM, device="cuda").half()
+        keys, values = (encode_pages(x, KvFormat.TQ3_0, values=v) for v in (False, True))
+        plain = decode_pages(
+            keys, KvFormat.TQ3_0, page_tokens=PAGE, head_dim=HEAD_DIM, rotated=True
+        )
+        plain = plain.transpose(0, 1).flatten(1, 2)
+        copies = CACHE_BYTES // (2 * keys.nbytes) + 1
+        pages = [(keys.clone(), values.clone()) for _ in range(copies)]
+        for num_rows in SWEEP if sweep else (1, 2, 4, 8, 16, 21):
+            for split in _splits(tokens, sweep=sweep):
+                for options in _options(num_rows, sweep=sweep):
+                    _bench_rows(report, pages, plain, num_rows, split, options)
+
+
+def _splits(tokens: int, *, sweep: bool) -> tuple[int, ...]:
+    middle = tokens // 64
+    return (middle // 2, middle, 2 * middle) if sweep else (middle // 2, middle)
+
+
+def _options(num_rows: int, *, sweep: bool) -> list[dict[str, object]]:
+    """Return launch options; what is chosen without them comes first."""
+    tried = SWEEP.get(num_rows, ()) if sweep else ()
+    return [{}, *({"tiles": tiles, "registers": registers} for tiles, registers in tried)]
+
+
+def _bench_rows(
+    report: "Report",
+    pages: list[tuple[torch.Tensor, torch.Tensor]],
+    plain: torch.Tensor,
+    num_rows: int,
+    split: int,
+    options: dict[str, object],
+) -> None:
+    num_pages = len(pages[0][0])
+    whole = partial(torch.tensor, dtype=torch.int32, device="cuda")
+    seen = Visibility(
+        torch.arange(num_pages, dtype=torch.int32, device="cuda")[None], whole([0, num_rows]),
+        whole([0] * num_rows), whole([num_pages * PAGE]), None, num_rows, num_pages * PAGE,
+    )  # fmt: skip
+    q = torch.randn(num_rows, KV_HEADS * GROUP, HEAD_DIM, device="cuda")
+    shape = (num_rows, KV_HEADS * GROUP, num_pages * PAGE // split)
+    out = torch.full((*shape, HEAD_DIM), float("nan"), device="cuda")
+    lse = torch.full(shape, float("nan"), device="cuda")
+
+    def call(keys: torch.Tensor, values: torch.Tensor) -> None:
+        attend_tq3(
+            q, keys, values, seen, page_tokens=PAGE, scale=SCALE, split_tokens=split, out=out,
+            lse=lse, **options,  # type: ignore[arg-type]
+        )  # fmt: skip
+
+    call(*pages[0])
+    shares = torch.softmax(lse * 0.6931471805599453, 2)
+    error = relative_error(torch.einsum("rhs,rhsd->rhd", shares, out), _exact(q, plain))
+    num_bytes = sum(of.nbytes for of in pages[0])
+    name = f"tq3_0 {num_pages * PAGE} tokens, {num_rows} rows"
+    us = time_us([partial(call, *both) for both in pages])
+    report.line(name, us, num_bytes, error, split=split, **options)
+
+
+def _exact(q: torch.Tensor, tokens: torch.Tensor) -> torch.Tensor:
+    """Return attention of all rows to all of `[Hkv, S, D]`, keys and values in one."""
+    out = []
+    for head in range(KV_HEADS * GROUP):
+        k = tokens[head // GROUP].double()
+        out.append(torch.softmax(q[:, head].double() @ k.T * SCALE, -1) @ k)
+    return torch.stack(out, 1)
