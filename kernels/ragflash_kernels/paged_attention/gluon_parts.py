@@ -132,21 +132,18 @@ def _power(x):
 
 @gluon.jit
 def _load_key_words(place, WIDTH: gl.constexpr):
-    words = gl.inline_asm_elementwise(
+    return gl.inline_asm_elementwise(
         _key_load(WIDTH, 0), _key_load(WIDTH, 1), [place], dtype=_words(WIDTH),
         is_pure=False, pack=1,
     )  # fmt: skip
-    return (words,) if WIDTH == 1 else words
 
 
 @gluon.jit
 def _load_value_words(place, DIM: gl.constexpr, PART: gl.constexpr):
-    COUNT: gl.constexpr = _value_load(DIM, PART, 2)
-    words = gl.inline_asm_elementwise(
-        _value_load(DIM, PART, 0), _value_load(DIM, PART, 1), [place], dtype=_words(COUNT),
-        is_pure=False, pack=1,
+    return gl.inline_asm_elementwise(
+        _value_load(DIM, PART, 0), _value_load(DIM, PART, 1), [place],
+        dtype=_words(_value_load(DIM, PART, 2)), is_pure=False, pack=1,
     )  # fmt: skip
-    return (words,) if COUNT == 1 else words
 
 
 @gluon.jit
