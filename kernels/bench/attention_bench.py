@@ -9,9 +9,9 @@ from run import CACHE_BYTES, relative_error, time_us
 
 from ragflash_kernels.attention_inputs import attention_inputs
 from ragflash_kernels.columns import Columns
-from ragflash_kernels.kv_codec import KvFormat, decode_pages, encode_pages, rotate
+from ragflash_kernels.kv_codec import KvFormat, decode_pages, encode_pages
 from ragflash_kernels.paged_attention import KvPart, Visibility, attend_parts
-from ragflash_kernels.paged_attention.launch import merge_parts
+from ragflash_kernels.paged_attention.launch import merge_parts, rotate_queries
 from ragflash_kernels.qmatmul.activations import ActivationBuffers
 from ragflash_kernels.sample import largest
 
@@ -22,6 +22,7 @@ KV_HEADS, GROUP, HEAD_DIM, PAGE = 4, 6, 256, 256
 HEADS = KV_HEADS * GROUP
 EXACT_TOKENS = 4352  # beside packed pages
 ROWS = (1, 16, 21)
+SPLITS = {4096: (128, 256, 512), 131072: (1024, 2048, 4096)}  # of so many tokens, to sweep
 
 
 @dataclass(frozen=True)
@@ -93,13 +94,13 @@ def _see(num_pages: int, num_rows: int, *, new_rows: int) -> Visibility:
 def bench_attention_parts(report: "Report", *, sweep: bool) -> None:
     """Time attention as a step runs it, rotations, merging, gate and grid included."""
     _bench_small(report)
-    for tokens in (4096, 131072):
+    for tokens, splits in SPLITS.items():
         for kv_format in (KvFormat.F16, KvFormat.TQ3_0):
             layer = Layer.normal(tokens, kv_format)
             layers = [layer, *(layer.clone() for _ in range(CACHE_BYTES // layer.nbytes))]
             plain = layer.plain()
             for num_rows in ROWS:
-                for split in (128, 256, 512, 1024, 2048) if sweep else (None,):
+                for split in splits if sweep else (None,):
                     _bench_rows(report, layers, plain, num_rows, split)
 
 
@@ -132,9 +133,9 @@ def _bench_small(report: "Report") -> None:
     for num_rows in ROWS:
         _bench_inputs(report, num_rows)
         q = torch.randn(num_rows, HEADS, HEAD_DIM, device="cuda").half()
-        report.line(
-            f"rotate q, {num_rows} rows", time_us([partial(rotate, q)] * 8), 3 * q.nbytes, 0
-        )
+        for eager in (False, True):
+            us = time_us([partial(rotate_queries, q, eager=eager)] * 8)
+            report.line(f"rotate queries, {num_rows} rows", us, 3 * q.nbytes, 0, eager=eager)
         for splits in (34, 128, 512):
             _bench_merge(report, num_rows, splits)
         logits = torch.randn(num_rows, 248320, device="cuda")

@@ -93,8 +93,8 @@ def attend_parts(
     Args:
         q: Floats `[N, Hq, D]`, contiguous; D is 64, 128 or 256.
         exact: float16 pages of T tokens.
-        packed: Packed pages of as many tokens; None when there are none. Queries are rotated for
-            it here, and its sums back.
+        packed: Packed pages of as many tokens, of which rows see those before the end only; None
+            when there are none. Queries are rotated for it here, and its sums back.
         scale: Of scores before the softmax.
         gate: `[N, Hq · D]`; None for no gate.
         quantized: Return the int8 grid; `out_dtype` is without effect then.
@@ -113,20 +113,21 @@ def attend_parts(
         raise KernelInputError(f"the exact part is in {exact.formats}")
     if gate is not None and (gate.partials.shape[1], gate.width) != (rows, heads * head_dim):
         raise KernelInputError(f"a gate of {gate.width} columns for {heads} heads of {head_dim}")
-    if (backend or pick_backend(q.device)) is Backend.REFERENCE:
+    backend = backend or pick_backend(q.device)
+    if backend is Backend.REFERENCE:
         parts = [exact] if packed is None else [exact, packed]
         mixed = attend_parts_reference(q, parts, scale, exact.keys.shape[2]).flatten(1)
         if gate is not None:
             mixed = mixed * gate.sum().sigmoid()
         return ActivationBuffers.from_rows(mixed) if quantized else mixed.to(out_dtype)
-    from ragflash_kernels.paged_attention.launch import attend_parts_triton  # noqa: PLC0415 - lazy
+    from ragflash_kernels.paged_attention.launch import attend_parts_on_card  # noqa: PLC0415 - lazy
 
     out: ActivationBuffers | torch.Tensor
     if quantized:
         out = ActivationBuffers.allocate(rows, heads * head_dim, q.device)
     else:
         out = torch.empty((rows, heads * head_dim), dtype=out_dtype, device=q.device)
-    attend_parts_triton(q, exact, packed, scale=scale, gate=gate, out=out, eager=eager)
+    attend_parts_on_card(q, exact, packed, scale=scale, gate=gate, out=out, eager=eager)
     return out
 
 

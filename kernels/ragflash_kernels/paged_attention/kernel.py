@@ -197,13 +197,24 @@ def _hadamard(N: tl.constexpr):
 
 
 @triton.jit
-def _rotate_back(x, d, first, last, root, GROUP: tl.constexpr):
-    """Rotate float32 `[GROUP]` back: the transform in two steps, of eighths and in eighths."""
+def _rotate(x, first, last, root, GROUP: tl.constexpr):
+    """Rotate float32 `[GROUP]`: signs, the transform of eighths and in eighths, signs."""
+    d = tl.arange(0, GROUP)
     width: tl.constexpr = GROUP // 8
-    y = tl.reshape(x * tl.load(last + d), (8, width))
+    y = tl.reshape(x * tl.load(first + d), (8, width))
     y = tl.sum(y[:, :, None] * _hadamard(width)[None, :, :], 1)
     y = tl.sum(_hadamard(8)[:, :, None] * y[None, :, :], 1)
-    return tl.reshape(y, (GROUP,)) * root * tl.load(first + d)
+    return tl.reshape(y, (GROUP,)) * root * tl.load(last + d)
+
+
+@triton.jit
+def rotate_queries_kernel(q, first, last, out, root, GROUP: tl.constexpr, EAGER: tl.constexpr):
+    """Rotate one group; EAGER: start the next kernel, and wait for the one before (sm_90)."""
+    at = tl.program_id(0).to(tl.int64) * GROUP + tl.arange(0, GROUP)
+    if EAGER:
+        tl.extra.cuda.gdc_launch_dependents()
+        tl.extra.cuda.gdc_wait()
+    tl.store(out + at, _rotate(tl.load(q + at).to(tl.float32), first, last, root, GROUP))
 
 
 @triton.jit(do_not_specialize=["heads", "exact_splits", "packed_splits", "tiles"])
@@ -251,7 +262,7 @@ def merge_parts_kernel(
             packed_splits, d, DIM, PACKED_SPLITS, CHUNK,
         )  # fmt: skip
         if ROTATED:
-            packed_acc = _rotate_back(packed_acc, at, first, last, root, WIDTH)
+            packed_acc = _rotate(packed_acc, last, first, root, WIDTH)
         acc += packed_acc
         total += packed_total
     mixed = acc / tl.where(total == 0, 1.0, total)

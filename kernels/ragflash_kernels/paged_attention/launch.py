@@ -1,6 +1,6 @@
 """Grids and arguments of the kernels."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import e, log2, sqrt
 
 import torch
@@ -9,10 +9,14 @@ from torch import Tensor
 
 from ragflash_kernels.columns import Columns
 from ragflash_kernels.errors import KernelInputError
-from ragflash_kernels.kv_codec import KvFormat, page_layout, rotate
+from ragflash_kernels.kv_codec import KvFormat, page_layout
 from ragflash_kernels.kv_codec.formats import rotation_group
 from ragflash_kernels.kv_codec.reference import sign_vectors
-from ragflash_kernels.paged_attention.kernel import attend_kernel, merge_parts_kernel
+from ragflash_kernels.paged_attention.kernel import (
+    attend_kernel,
+    merge_parts_kernel,
+    rotate_queries_kernel,
+)
 from ragflash_kernels.paged_attention.parts import KvPart
 from ragflash_kernels.paged_attention.visibility import MAX_ROWS, Visibility
 from ragflash_kernels.qmatmul.activations import ActivationBuffers
@@ -43,7 +47,7 @@ def pick_tile(kv_format: KvFormat, head_dim: int, tokens: int) -> Tile:
     return Tile(32, min(tokens, 64 if wide else 32), 4)
 
 
-def attend_parts_triton(
+def attend_parts_on_card(
     q: Tensor,
     exact: KvPart,
     packed: KvPart | None,
@@ -56,18 +60,36 @@ def attend_parts_triton(
     """Attend and write into `out`; the other arguments are those of `attend_parts`."""
     page_tokens = exact.keys.shape[2]
     mixed, lse = attend(q, exact, page_tokens=page_tokens, scale=scale, eager=eager)
-    if packed is None:
-        merge_parts(mixed, lse, None, gate=gate, out=out, rotated=False, eager=eager)
-        return
-    rotated = rotate(q) if packed.key_format.rotated else q
-    of_packed = attend(rotated, packed, page_tokens=page_tokens, scale=scale, eager=eager)
-    merge_parts(
-        mixed, lse, of_packed, gate=gate, out=out, rotated=packed.value_format.rotated, eager=eager
-    )
+    of_packed = None
+    if packed is not None:
+        if packed.key_format.rotated:
+            q = rotate_queries(q, eager=eager)
+        of_packed = attend(
+            q, replace(packed, visibility=replace(packed.visibility, words=None)),
+            page_tokens=page_tokens, scale=scale, eager=eager,
+        )  # fmt: skip
+    rotated = packed is not None and packed.value_format.rotated
+    merge_parts(mixed, lse, of_packed, gate=gate, out=out, rotated=rotated, eager=eager)
+
+
+def rotate_queries(q: Tensor, *, eager: bool = False) -> Tensor:
+    """Rotate as `kv_codec.rotate` does, up to the order of sums: float32 of the shape of `q`."""
+    group = rotation_group(q.shape[-1])
+    out = torch.empty(q.shape, dtype=torch.float32, device=q.device)
+    rotate_queries_kernel[(q.numel() // group,)](
+        q, *sign_vectors(group, q.device), out, 1 / sqrt(group), GROUP=group, EAGER=eager,
+        num_warps=1, launch_pdl=eager, enable_fp_fusion=False,
+    )  # fmt: skip
+    return out
 
 
 def attend(
-    q: Tensor, part: KvPart, *, page_tokens: int, scale: float, eager: bool = False
+    q: Tensor,
+    part: KvPart,
+    *,
+    page_tokens: int,
+    scale: float,
+    eager: bool = False,
 ) -> tuple[Tensor, Tensor]:
     """Attend to each split of a part, in the space that its keys and values are stored in.
 
@@ -91,10 +113,9 @@ def attend(
     splits = triton.cdiv(part.visibility.max_tokens, split_tokens)
     out = torch.empty((num_rows, num_heads, splits, head_dim), device=q.device)
     lse = torch.empty((num_rows, num_heads, splits), device=q.device)
-    tile = pick_tile(part.key_format, head_dim, min(page_tokens, split_tokens))
     _launch_attend(
-        q, part, page_tokens=page_tokens, scale=scale, split_tokens=split_tokens, tile=tile,
-        out=out, lse=lse, eager=eager,
+        q, part, page_tokens=page_tokens, scale=scale, split_tokens=split_tokens, out=out, lse=lse,
+        eager=eager,
     )  # fmt: skip
     return out, lse
 
@@ -106,7 +127,6 @@ def _launch_attend(
     page_tokens: int,
     scale: float,
     split_tokens: int,
-    tile: Tile,
     out: Tensor,
     lse: Tensor,
     eager: bool,
@@ -115,6 +135,7 @@ def _launch_attend(
     num_heads, head_dim = q.shape[1:]
     kv_heads = part.keys.shape[1]
     group, splits = num_heads // kv_heads, lse.shape[2]
+    tile = pick_tile(part.key_format, head_dim, min(page_tokens, split_tokens))
     tiles = triton.cdiv(min(seen.max_rows, len(q)) * group, tile.query_rows)
     keys, values = (pages.view(torch.uint8) for pages in (part.keys, part.values))
     key_bytes, value_bytes = (page_layout(f, page_tokens, head_dim).size for f in part.formats)

@@ -9,7 +9,7 @@ from torch import Tensor
 from ragflash_kernels.kv_codec import KvFormat, decode_pages
 from ragflash_kernels.paged_attention.visibility import Visibility
 
-_MOST_SPLITS = 128
+_MOST_SPLITS = 64  # many splits cost more to merge than they gain
 _SMALLEST_SPLIT = 128
 _LAST_BIT = 31  # of a visibility word
 
@@ -42,7 +42,7 @@ class KvPart:
         return self.key_format, self.value_format
 
     def pick_split(self) -> int:
-        """Return `split_tokens`, or enough tokens for at most 128 splits."""
+        """Return `split_tokens`, or what gives at most 64 splits."""
         if self.split_tokens is not None:
             return self.split_tokens
         split = _SMALLEST_SPLIT
