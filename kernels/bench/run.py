@@ -75,16 +75,20 @@ class Report:
 def main() -> None:
     """Run the operations named on the command line."""
     from attention_bench import bench_attention_parts, bench_codec  # noqa: PLC0415 - beside it
+    from delta_bench import bench_gated_delta  # noqa: PLC0415
     from prefill_bench import bench_prefill_attention  # noqa: PLC0415
     from qmatmul_bench import bench_qmatmul, bench_unpack  # noqa: PLC0415
+    from rows_bench import bench_rows  # noqa: PLC0415
     from tq3_bench import bench_tq3  # noqa: PLC0415
 
     operations = {
         "qmatmul": bench_qmatmul,
         "unpack": bench_unpack,
+        "rows": bench_rows,
         "attention_parts": bench_attention_parts,
         "attention_tq3": bench_tq3,
         "kv_codec": bench_codec,
+        "gated_delta": bench_gated_delta,
         "prefill_attention": bench_prefill_attention,
     }
     parser = argparse.ArgumentParser(description=__doc__)

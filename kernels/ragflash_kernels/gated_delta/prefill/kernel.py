@@ -120,7 +120,7 @@ def solve_chunks_kernel(
     BETA_PARTS: tl.constexpr, ALPHA_PARTS: tl.constexpr, KEY_HEADS: tl.constexpr,
     VALUE_HEADS: tl.constexpr, DIM: tl.constexpr, VALUE_DIM: tl.constexpr,
 ):  # fmt: skip
-    """Find what a chunk's rows are to each other, for all value heads of one key head.
+    """Find what a chunk's rows are to each other, for one value head.
 
     Reads what `prepare_chunks_kernel` wrote, the rest as in `delta_prefill`. Written are, of T rows
     in whole chunks, `decay` `[Hv, T]`: sums of log-decays from before the chunk to each row,
@@ -128,36 +128,40 @@ def solve_chunks_kernel(
     docstring, and `mixing` `[Hv, chunks, 64, 64]`: the factors of `d` in `o`.
     """
     chunk = tl.program_id(0)
-    key_head = tl.program_id(1)
+    head = tl.program_id(1)
     i = tl.arange(0, _CHUNK)
     j = i[None, :]
     row = chunk.to(tl.int64) * _CHUNK + i
     here = row < rows
-    line = tl.arange(0, DIM)[None, :]
-    at = row[:, None] * KEY_HEADS + key_head
-    k = tl.load(keys + at * (2 * DIM) + line)
-    k_small = tl.load(keys + at * (2 * DIM) + DIM + line)
-    nothing = tl.zeros((_CHUNK, _CHUNK), tl.float32)
-    couplings = _dot(k, k_small, tl.trans(k), tl.trans(k_small), nothing)
-    products = tl.dot(tl.load(queries + at * DIM + line), tl.trans(k))
-    for group in range(VALUE_HEADS // KEY_HEADS):
-        head = group * KEY_HEADS + key_head
-        x = load_columns(beta + head, beta_part_stride, row * beta_row_stride, here, BETA_PARTS)
-        step = tl.where(here, tl.sigmoid(x), 0.0)
-        x = load_columns(alpha + head, alpha_part_stride, row * alpha_row_stride, here, ALPHA_PARTS)
-        rate = tl.load(decay_rate + head) * softplus(x + tl.load(decay_bias + head))
-        total = tl.cumsum(tl.where(here, rate, 0.0), 0)
-        tl.store(decay + head * chunks * _CHUNK + row, total)
-        tl.store(steps + head * chunks * _CHUNK + row, step)
-        difference = total[:, None] - total[None, :]
-        left = tl.exp(tl.where(i[:, None] >= j, difference, float("-inf")))
-        place = (head * chunks + chunk).to(tl.int64) * (_CHUNK * _CHUNK)
-        inside = i[:, None] * _CHUNK + j
-        tl.store(mixing + place + inside, (products * left).to(mixing.dtype.element_ty))
-        coupling = tl.where(i[:, None] > j, couplings * left * step[:, None], 0.0)
-        inverse, inverse_small = _halves(_invert(coupling, k.dtype), k.dtype)
-        tl.store(inverses + 2 * place + inside, inverse)
-        tl.store(inverses + 2 * place + _CHUNK * _CHUNK + inside, inverse_small)
+    x = load_columns(alpha + head, alpha_part_stride, row * alpha_row_stride, here, ALPHA_PARTS)
+    rate = tl.load(decay_rate + head) * softplus(x + tl.load(decay_bias + head))
+    total = tl.cumsum(tl.where(here, rate, 0.0), 0)
+    x = load_columns(beta + head, beta_part_stride, row * beta_row_stride, here, BETA_PARTS)
+    step = tl.where(here, tl.sigmoid(x), 0.0)
+    tl.store(decay + head * chunks * _CHUNK + row, total)
+    tl.store(steps + head * chunks * _CHUNK + row, step)
+    difference = total[:, None] - total[None, :]
+    left = tl.exp(tl.where(i[:, None] >= j, difference, float("-inf")))
+
+    width: tl.constexpr = DIM if DIM < 32 else 32  # of a head at a time, to save registers
+    line = tl.arange(0, width)[None, :]
+    at = row[:, None] * KEY_HEADS + head % KEY_HEADS
+    couplings = tl.zeros((_CHUNK, _CHUNK), tl.float32)
+    products = couplings
+    for first in range(0, DIM, width):
+        k = tl.load(keys + at * (2 * DIM) + first + line)
+        k_small = tl.load(keys + at * (2 * DIM) + DIM + first + line)
+        q = tl.load(queries + at * DIM + first + line)
+        couplings = _dot(k, k_small, tl.trans(k), tl.trans(k_small), couplings)
+        products = tl.dot(q, tl.trans(k), products)
+    place = (head * chunks + chunk).to(tl.int64) * (_CHUNK * _CHUNK)
+    inside = i[:, None] * _CHUNK + j
+    half: tl.constexpr = mixing.dtype.element_ty
+    tl.store(mixing + place + inside, (products * left).to(half))
+    coupling = tl.where(i[:, None] > j, couplings * left * step[:, None], 0.0)
+    inverse, inverse_small = _halves(_invert(coupling, half), half)
+    tl.store(inverses + 2 * place + inside, inverse)
+    tl.store(inverses + 2 * place + _CHUNK * _CHUNK + inside, inverse_small)
 
 
 @triton.jit(do_not_specialize=["rows", "chunks"])

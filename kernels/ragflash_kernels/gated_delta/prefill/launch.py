@@ -34,6 +34,15 @@ class ChainOptions:
     stages: int = 1
 
 
+def pick_chain(*, hopper: bool) -> ChainOptions:
+    """Return what is best on an H200, or what spills no registers on other cards."""
+    return ChainOptions(warps=4 if hopper else 8)
+
+
+def _is_hopper(device: torch.device) -> bool:
+    return device.type == "cuda" and torch.cuda.get_device_capability(device)[0] == 9
+
+
 @dataclass(frozen=True, slots=True)
 class _Scratch:
     """What the kernels hand on; T rows, in whole chunks."""
@@ -79,10 +88,11 @@ def delta_prefill_triton(
     slot: int,
     keep: bool,
     out_dtype: torch.dtype,
-    options: ChainOptions = ChainOptions(),
+    options: ChainOptions | None = None,
 ) -> torch.Tensor:
     """Return the heads of every row, and change the slot's state; see `delta_prefill`."""
     sizes, device = states.sizes, conv.device
+    options = options or pick_chain(hopper=_is_hopper(device))
     rows = qkv.partials.shape[1]
     chunks = triton.cdiv(rows, CHUNK)
     constants = size_constants(sizes)
@@ -94,7 +104,7 @@ def delta_prefill_triton(
         *qkv.partials.stride()[:2], rows, PARTS=len(qkv.partials), WIDTH=sizes.conv_width,
         BLOCK=ROWS, num_warps=4, **constants,
     )  # fmt: skip
-    solve_chunks_kernel[chunks, sizes.key_heads](
+    solve_chunks_kernel[chunks, sizes.value_heads](
         scratch.queries, scratch.keys, first_column(beta), first_column(alpha), decay_rate,
         decay_bias, scratch.decay, scratch.steps, scratch.inverses, scratch.mixing,
         *beta.partials.stride()[:2], *alpha.partials.stride()[:2], rows, chunks,
