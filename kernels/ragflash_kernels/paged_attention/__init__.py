@@ -127,7 +127,9 @@ def attend_parts(
         out = ActivationBuffers.allocate(rows, heads * head_dim, q.device)
     else:
         out = torch.empty((rows, heads * head_dim), dtype=out_dtype, device=q.device)
-    attend_parts_on_card(q, exact, packed, scale=scale, gate=gate, out=out, eager=eager)
+    attend_parts_on_card(
+        q, exact, packed, scale=scale, gate=gate, out=out, backend=backend, eager=eager
+    )
     return out
 
 

@@ -7,11 +7,13 @@ import torch
 import triton
 from torch import Tensor
 
+from ragflash_kernels.backend import Backend
 from ragflash_kernels.columns import Columns
 from ragflash_kernels.errors import KernelInputError
 from ragflash_kernels.kv_codec import KvFormat, page_layout
 from ragflash_kernels.kv_codec.formats import rotation_group
 from ragflash_kernels.kv_codec.reference import sign_vectors
+from ragflash_kernels.paged_attention.gluon_tq3 import attend_tq3
 from ragflash_kernels.paged_attention.kernel import (
     attend_kernel,
     merge_parts_kernel,
@@ -55,6 +57,7 @@ def attend_parts_on_card(
     scale: float,
     gate: Columns | None,
     out: Tensor | ActivationBuffers,
+    backend: Backend,
     eager: bool = False,
 ) -> None:
     """Attend and write into `out`; the other arguments are those of `attend_parts`."""
@@ -66,7 +69,7 @@ def attend_parts_on_card(
             q = rotate_queries(q, eager=eager)
         of_packed = attend(
             q, replace(packed, visibility=replace(packed.visibility, words=None)),
-            page_tokens=page_tokens, scale=scale, eager=eager,
+            page_tokens=page_tokens, scale=scale, backend=backend, eager=eager,
         )  # fmt: skip
     rotated = packed is not None and packed.value_format.rotated
     merge_parts(mixed, lse, of_packed, gate=gate, out=out, rotated=rotated, eager=eager)
@@ -89,6 +92,7 @@ def attend(
     *,
     page_tokens: int,
     scale: float,
+    backend: Backend = Backend.TRITON,
     eager: bool = False,
 ) -> tuple[Tensor, Tensor]:
     """Attend to each split of a part, in the space that its keys and values are stored in.
@@ -96,8 +100,9 @@ def attend(
     Args:
         q: Floats `[N, Hq, D]`, contiguous; rotated if the part's keys are. D is 64, 128 or 256.
         part: Of a cache.
-        page_tokens: A power of two, at least 32.
+        page_tokens: A power of two, at least 32; at least 128 for the Gluon kernel.
         scale: Of scores.
+        backend: `GLUON` has a kernel of its own for TQ3_0 and rows without words.
         eager: Programmatic dependent launch (sm_90).
 
     Returns:
@@ -113,10 +118,16 @@ def attend(
     splits = triton.cdiv(part.visibility.max_tokens, split_tokens)
     out = torch.empty((num_rows, num_heads, splits, head_dim), device=q.device)
     lse = torch.empty((num_rows, num_heads, splits), device=q.device)
-    _launch_attend(
-        q, part, page_tokens=page_tokens, scale=scale, split_tokens=split_tokens, out=out, lse=lse,
-        eager=eager,
-    )  # fmt: skip
+    if backend is Backend.GLUON and part.formats == (KvFormat.TQ3_0, KvFormat.TQ3_0):
+        attend_tq3(
+            q, part.keys, part.values, part.visibility, page_tokens=page_tokens, scale=scale,
+            split_tokens=split_tokens, out=out, lse=lse, eager=eager,
+        )  # fmt: skip
+    else:
+        _launch_attend(
+            q, part, page_tokens=page_tokens, scale=scale, split_tokens=split_tokens, out=out,
+            lse=lse, eager=eager,
+        )  # fmt: skip
     return out, lse
 
 
