@@ -50,9 +50,11 @@ class Case:
                     whole = len(rows.packed_pages) * self.exact.keys.shape[2]
                     tokens.append(self._tokens(self.plain_packed, rows.packed_pages, 0, whole))
                 k, v = (torch.cat(same, 1) for same in zip(*tokens, strict=True))
-                out.append(_mix(self.q[len(out)].double().cpu(), k, v))
+                out.append(_mix(self.q[len(out)].double(), k, v))
         mixed = torch.stack(out)
-        return mixed if self.gate is None else mixed * self.gate.sum().double().cpu().sigmoid()
+        if self.gate is not None:
+            mixed *= self.gate.sum().double().sigmoid()
+        return mixed.cpu()
 
     def alone(self, row: int, sequence: int, place: int) -> "Case":
         """Return a case of one row, which is row `place` of a sequence."""
@@ -77,9 +79,9 @@ class Case:
 
 
 def _mix(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
-    k, v = (x.repeat_interleave(len(q) // len(k), 0) for x in (k, v))
-    shares = torch.softmax(torch.einsum("hd,hsd->hs", q, k) * SCALE, 1)
-    return torch.einsum("hs,hsd->hd", shares, v).flatten()
+    grouped = q.view(len(k), -1, q.shape[1])
+    shares = torch.softmax(grouped @ k.transpose(1, 2) * SCALE, 2)
+    return (shares @ v).flatten()
 
 
 def see(sequences: list[Rows], page_tokens: int, device, window: int | None = None) -> Visibility:
@@ -145,13 +147,13 @@ def make_case(
         )  # fmt: skip
         plain_packed = tuple(
             decode_pages(stored[:, i].contiguous(), kv_format, page_tokens=page_tokens,
-                         head_dim=head_dim, values=i == 1).double().cpu()
+                         head_dim=head_dim, values=i == 1).double()
             for i in (0, 1)
         )  # fmt: skip
     num_rows, width = sum(rows.num_rows for rows in sequences), heads[0] * heads[1] * head_dim
     gate = Columns(normal(gate_parts, num_rows, width + 32).float(), 16, width)
     return Case(
         normal(num_rows, heads[0] * heads[1], head_dim), exact, packed,
-        (keys.double().cpu(), values.double().cpu()), plain_packed,
+        (keys.double(), values.double()), plain_packed,
         gate if gate_parts else None, sequences,
     )  # fmt: skip
