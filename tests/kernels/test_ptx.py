@@ -5,8 +5,9 @@ import struct
 
 import pytest
 
-from ragflash_kernels.kv_codec.formats import LEVEL_UNITS, TQ4_LEVELS
+from ragflash_kernels.kv_codec.formats import LEVEL_UNITS, TQ3_LEVELS, TQ4_LEVELS
 from ragflash_kernels.paged_attention import ptx as attention_ptx
+from ragflash_kernels.prefill_attention.unpack import ptx as unpack_ptx
 from ragflash_kernels.qmatmul import ptx as product_ptx
 from ragflash_kernels.qmatmul.formats import IQ4_VALUES
 
@@ -27,6 +28,12 @@ def look_up(a: int, b: int, c: int, table: int) -> int:
     return sum(bit << i for i, bit in enumerate(bits))
 
 
+def multiply_halves(a: int, b: int) -> int:
+    both = (struct.unpack("<2e", struct.pack("<I", word)) for word in (a, b))
+    products = [x * y for x, y in zip(*both, strict=True)]
+    return int.from_bytes(struct.pack("<2e", *products), "little")
+
+
 OPERATIONS = {
     "mov.b32": lambda a: a,
     "and.b32": lambda a, b: a & b,
@@ -35,6 +42,7 @@ OPERATIONS = {
     "shr.u32": lambda a, b: a >> b,
     "prmt.b32": lambda a, b, c: permute(a, b, c & 0xFFFF),
     "lop3.b32": look_up,
+    "mul.rn.f16x2": multiply_halves,
 }
 
 
@@ -71,6 +79,17 @@ def test_values_of_tq4(quarter):
             level = TQ4_LEVELS[code & 7] * (-1 if code & 8 else 1)
             expected.append(as_half(level / LEVEL_UNITS))
         assert halves([found["$0"], found["$1"]]) == expected
+
+
+@pytest.mark.parametrize("word", [0x76543210, 0x01234567, 0x37152604])
+def test_a_group_of_tq3(word):
+    one, two = 0x40003C00, 0xBC003800  # 1 and 2, 0.5 and -1
+    found = carry_out(unpack_ptx.tq3_group(), {"$4": word, "$5": one, "$6": two})
+    codes = [word >> 4 * i & 15 for i in range(8)]
+    levels = [TQ3_LEVELS[code & 3] / LEVEL_UNITS * (-1 if code & 4 else 1) for code in codes]
+    scaled = [level * (1, 2, 0.5, -1)[i % 4] for i, level in enumerate(levels)]
+    results = halves([found["$0"], found["$1"]]) + halves([found["$2"], found["$3"]])
+    assert results == [as_half(value) for value in scaled]
 
 
 @pytest.mark.parametrize("row", range(4))

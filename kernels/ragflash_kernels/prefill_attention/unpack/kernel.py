@@ -77,23 +77,40 @@ def _load_groups(low, high, first, W: tl.constexpr):
 
 
 @triton.jit
-def _look_up(codes, even, odd):
-    """Return int32 `[W, 2, 2, 2]`: words of two values; see `ptx.tq3_group`."""
-    x0, x1, x2, x3 = tl.inline_asm_elementwise(
-        _GROUP_PTX, _GROUP_CONSTRAINTS, [codes, even, odd],
-        dtype=(tl.int32, tl.int32, tl.int32, tl.int32), is_pure=True, pack=1,
-    )  # fmt: skip
-    return tl.join(tl.join(x0, x2), tl.join(x1, x3))
+def _half(word, which: tl.constexpr):
+    """Return float16: the lower (0) or upper (1) half of int32."""
+    return (word >> (16 * which)).to(tl.int16).to(tl.float16, bitcast=True)
 
 
 @triton.jit
-def _levels(codes):
-    """Return float16 `[W, 2, 8]` of codes `[W, 2]`, not scaled."""
-    code = (codes[:, :, None] >> (4 * tl.arange(0, 8))[None, None, :]) & 7
+def _scaled_level(code, scale):
     level = tl.full(code.shape, _TQ3[0], tl.float16)
     for i in tl.static_range(1, 4):
         level = tl.where(code & 3 == i, tl.full(code.shape, _TQ3[i], tl.float16), level)
-    return tl.where(code > 3, -level, level)
+    scaled = tl.where(code & 4 == 4, -level, level) * scale
+    return scaled.to(tl.int16, bitcast=True).to(tl.int32) & 0xFFFF
+
+
+@triton.jit
+def _scaled_levels(codes, scales, first: tl.constexpr):
+    """Return int32: values `first` and `first + 1` of groups, times the halves of `scales`."""
+    lower = _scaled_level((codes >> (4 * first)) & 7, _half(scales, 0))
+    upper = _scaled_level((codes >> (4 * first + 4)) & 7, _half(scales, 1))
+    return lower | (upper << 16)
+
+
+@triton.jit
+def _look_up(codes, even, odd, PTX: tl.constexpr):
+    """Return int32 `[W, 2, 2, 2]`: words of two values of a group, in order; see `tq3_group`."""
+    if PTX:
+        x0, x1, x2, x3 = tl.inline_asm_elementwise(
+            _GROUP_PTX, _GROUP_CONSTRAINTS, [codes, even, odd],
+            dtype=(tl.int32, tl.int32, tl.int32, tl.int32), is_pure=True, pack=1,
+        )  # fmt: skip
+    else:
+        x0, x1 = _scaled_levels(codes, even, 0), _scaled_levels(codes, odd, 2)
+        x2, x3 = _scaled_levels(codes, even, 4), _scaled_levels(codes, odd, 6)
+    return tl.join(tl.join(x0, x2), tl.join(x1, x3))
 
 
 @triton.jit(do_not_specialize_on_alignment=["page_list"])
@@ -113,18 +130,13 @@ def unpack_tq3_keys_kernel(
     group = tl.arange(0, words)[:, None] * 2 + tl.arange(0, 2)[None, :]
     token = group // (4 * blocks)
     block = group % blocks
-    scales = (place + PAGE * DIM * 3 // 8).to(tl.pointer_type(tl.float16))
+    scales = (place + PAGE * DIM * 3 // 8).to(tl.pointer_type(tl.int16))
     scale = tl.load(scales + (first + token) * blocks + block)
-    at = token * DIM + 32 * block + group // blocks % 4 * 8
-    if PTX:
-        twice = (scale.to(tl.int16, bitcast=True).to(tl.int32) & 0xFFFF) * 0x10001
-        values = tl.permute(_look_up(codes, twice, twice), (0, 1, 3, 2))
-        values = tl.reshape(values, (words, 2, 4))
-        pairs = target.to(tl.pointer_type(tl.int32))
-        tl.store(pairs + (at // 2)[:, :, None] + tl.arange(0, 4)[None, None, :], values)
-    else:
-        values = _levels(codes) * scale[:, :, None]
-        tl.store(target + at[:, :, None] + tl.arange(0, 8)[None, None, :], values)
+    twice = (scale.to(tl.int32) & 0xFFFF) * 0x10001
+    values = tl.reshape(_look_up(codes, twice, twice, PTX), (words, 2, 4))
+    at = (token * DIM + 32 * block + group // blocks % 4 * 8) // 2
+    pairs = target.to(tl.pointer_type(tl.int32))
+    tl.store(pairs + at[:, :, None] + tl.arange(0, 4)[None, None, :], values)
 
 
 @triton.jit(do_not_specialize_on_alignment=["page_list"])
@@ -140,20 +152,13 @@ def unpack_tq3_values_kernel(
     words: tl.constexpr = 64 * TILES  # of two blocks, 8 g, 4 c, TILES
     block = first % PAGE // (16 * TILES) * (DIM // 32) + tl.program_id(2) * 2
     codes = _load_groups(place, place + PAGE * DIM // 4, block * (words // 2), words)
-    w = tl.arange(0, words)
-    scales = place + PAGE * DIM * 3 // 8
-    four = (block + w // (words // 2)) * (4 * TILES) + w % (4 * TILES)  # tokens with their scales
-    if PTX:
-        pairs = scales.to(tl.pointer_type(tl.int32)) + four[:, None] * 2
-        even = tl.broadcast_to(tl.load(pairs), (words, 2))
-        odd = tl.broadcast_to(tl.load(pairs + 1), (words, 2))
-        pairs = _look_up(codes, even, odd)
-        values = tl.join(pairs.to(tl.int16), (pairs >> 16).to(tl.int16))
-        values = values.to(tl.float16, bitcast=True)
-    else:
-        i = tl.arange(0, 8)[None, :]
-        scale = tl.load(scales.to(tl.pointer_type(tl.float16)) + four[:, None] * 4 + i % 4)
-        values = _levels(codes) * scale[:, None, :]
+    w = tl.arange(0, words)[:, None]
+    four = (block + w // (words // 2)) * (4 * TILES) + w % (4 * TILES)  # scales of four tokens
+    scales = (place + PAGE * DIM * 3 // 8).to(tl.pointer_type(tl.int32)) + four * 2
+    even = tl.broadcast_to(tl.load(scales), (words, 2))
+    odd = tl.broadcast_to(tl.load(scales + 1), (words, 2))
+    pairs = _look_up(codes, even, odd, PTX)
+    values = tl.join(_half(pairs, 0), _half(pairs, 1))
     # Blocks, g, c, tiles, m, halves of 16 values, pairs of tokens, tokens.
     values = tl.reshape(values, (2, 8, 4, TILES, 2, 2, 2, 2))
     values = tl.reshape(tl.permute(values, (3, 6, 2, 7, 0, 4, 5, 1)), (16 * TILES, 64))
