@@ -15,11 +15,11 @@ if TYPE_CHECKING:
 
 KV_HEADS, GROUP, HEAD_DIM, PAGE = 4, 6, 256, 256
 SCALE = 1 / 16
-SWEEP = {  # tiles of eight queries and registers, by rows
-    1: ((1, 64), (1, 80), (1, 96), (1, 128)),
-    8: ((3, 128), (6, 128), (6, None)),
-    16: ((4, 128), (6, 128), (6, None), (12, None)),
-    21: ((4, 128), (6, 128), (8, 128), (8, None)),
+SWEEP = {  # tiles of eight queries, registers, keys ahead, by rows
+    1: ((1, 80, False), (1, 64, False), (1, 128, True)),
+    8: ((3, 128, True), (6, 128, False), (6, None, False)),
+    16: ((4, 128, False), (6, 128, False), (6, None, True), (12, None, False)),
+    21: ((6, 128, False), (8, 128, False), (8, None, False)),
 }
 
 
@@ -42,13 +42,13 @@ def bench_tq3(report: "Report", *, sweep: bool) -> None:
 
 def _splits(tokens: int, *, sweep: bool) -> tuple[int, ...]:
     middle = tokens // 64
-    return (middle // 2, middle, 2 * middle) if sweep else (middle // 2, middle)
+    return (middle // 2, middle // 128 * 88, middle) if sweep else (middle // 2, middle)
 
 
 def _options(num_rows: int, *, sweep: bool) -> list[dict[str, object]]:
     """Return launch options; what is chosen without them comes first."""
     tried = SWEEP.get(num_rows, ()) if sweep else ()
-    return [{}, *({"tiles": tiles, "registers": registers} for tiles, registers in tried)]
+    return [{}, *(dict(zip(("tiles", "registers", "ahead"), one, strict=True)) for one in tried)]
 
 
 def _bench_rows(
@@ -65,7 +65,7 @@ def _bench_rows(
         torch.arange(num_pages, dtype=torch.int32, device="cuda")[None], whole([0, num_rows]),
         whole([0] * num_rows), whole([num_pages * PAGE]), None, num_rows, num_pages * PAGE,
     )  # fmt: skip
-    q = torch.randn(num_rows, KV_HEADS * GROUP, HEAD_DIM, device="cuda")
+    q = torch.randn(num_rows, KV_HEADS * GROUP, HEAD_DIM, device="cuda") * 0.5
     shape = (num_rows, KV_HEADS * GROUP, num_pages * PAGE // split)
     out = torch.full((*shape, HEAD_DIM), float("nan"), device="cuda")
     lse = torch.full(shape, float("nan"), device="cuda")

@@ -13,9 +13,8 @@ pytestmark = [
 
 TQ3 = KvFormat.TQ3_0
 HEADS = {64: (2, 3), 128: (2, 4), 256: (4, 6)}  # of keys, and query heads for each
-SCALE = 0.08
 PAGE = 256
-TOLERANCE = 6e-3
+TOLERANCE = 5e-3  # int8 queries and levels of keys; it grows with scores, here of deviation 0.5
 
 
 class Case:
@@ -54,7 +53,8 @@ class Case:
             table[sequence, : len(own)] = own
         first = torch.tensor([0, *self.rows]).cumsum(0).int().cuda()
         count = sum(self.rows)
-        self.q = torch.randn(count, kv_heads * group, head_dim, device="cuda") * 2
+        self.q = torch.randn(count, kv_heads * group, head_dim, device="cuda") * 0.5
+        self.scale = head_dim**-0.5
         self.seen = Visibility(
             table.cuda(), first, torch.zeros(count, dtype=torch.int32, device="cuda"),
             torch.tensor(self.ends, dtype=torch.int32, device="cuda"), None, max(self.rows),
@@ -71,7 +71,7 @@ class Case:
         lse = torch.empty((*q.shape[:2], splits), device="cuda")
         attend_tq3(
             q, self.keys, self.values, options.pop("seen", self.seen), page_tokens=PAGE,
-            scale=SCALE, split_tokens=split, out=out, lse=lse, **options,
+            scale=self.scale, split_tokens=split, out=out, lse=lse, **options,
         )  # fmt: skip
         return out, lse
 
@@ -85,7 +85,7 @@ class Case:
                 seen = slice(min(starts[row], end), end)
                 group = self.q.shape[1] // self.keys.shape[1]
                 k, v = (of[sequence][:, seen].repeat_interleave(group, 0) for of in self.plain)
-                scores = torch.einsum("hd,hsd->hs", self.q[row].double(), k) * SCALE
+                scores = torch.einsum("hd,hsd->hs", self.q[row].double(), k) * self.scale
                 mixed.append(torch.einsum("hs,hsd->hd", torch.softmax(scores, 1), v))
                 row += 1
         return torch.stack(mixed)
@@ -128,7 +128,7 @@ def test_the_logarithm_is_of_the_sum_of_weights():
     case = Case([(3, 900)], 128)
     _, lse = case.run()
     k = case.plain[0][0].repeat_interleave(4, 0)
-    scores = torch.einsum("rhd,hsd->rhs", case.q.double(), k) * SCALE
+    scores = torch.einsum("rhd,hsd->rhs", case.q.double(), k) * case.scale
     total = lse.double().exp2().sum(2).log()
     assert torch.allclose(total, scores.logsumexp(2), atol=2e-2)
 
@@ -161,7 +161,7 @@ def test_scores_that_rise_late_raise_the_reference():
     case = Case([(2, 2048)], 256)
     for row, token in ((0, 1900), (1, 300)):
         head = case.plain[0][0][0, token].float()
-        case.q[row, 0] = head / head.norm() * 60
+        case.q[row, 0] = head / head.norm() * 16
     out, lse = case.run(split=2048)
     assert out[:, 0, 0].isfinite().all()
     assert error(merge(out, lse), case.expected()) < 2 * TOLERANCE

@@ -27,6 +27,7 @@ from ragflash_kernels.paged_attention.gluon_parts import (
     make_finite,
     mark,
     mix,
+    prefetch,
     raise_references,
     score,
     shared_memory,
@@ -126,7 +127,7 @@ def attend_tq3_kernel(
     value_stride, kv_heads, group, max_pages, splits, split_tokens, tiles, tile_groups,
     DIM: gl.constexpr, PAGE: gl.constexpr, HIGH: gl.constexpr, SCALES: gl.constexpr,
     SIZE: gl.constexpr, TILES: gl.constexpr, WARPS: gl.constexpr, BUFFERS: gl.constexpr,
-    EAGER: gl.constexpr,
+    AHEAD: gl.constexpr, EAGER: gl.constexpr,
 ):  # fmt: skip
     """Attend of up to 8 · TILES queries of a sequence and a key head to one split.
 
@@ -159,6 +160,8 @@ def attend_tq3_kernel(
         TILES: Of eight queries.
         WARPS: DIM / 32.
         BUFFERS: For weights: with 2 there is one barrier a step, with 1 there are two.
+        AHEAD: A step loads the keys of the next one, and its own values first; otherwise what the
+            next one needs is only asked into the second-level cache, which takes fewer registers.
         EAGER: Let the next kernel start, and wait for the one before only here (sm_90).
     """
     if EAGER:
@@ -225,22 +228,30 @@ def attend_tq3_kernel(
     first_value = values.to(gl.int64) + head * SIZE
     page = gl.load(pages + gl.minimum(begin // PAGE, max_pages - 1)).to(gl.int64)
     next_page = gl.load(pages + gl.minimum((begin + STEP) // PAGE, max_pages - 1)).to(gl.int64)
-    at = begin
-    if begin < stop:
+    if AHEAD:
         loaded = load_keys(
             first_key + page * key_stride, warp * 16 + begin % PAGE,
-            end - 1 - begin // PAGE * PAGE, lane, DIM, HIGH, SCALES,
+            gl.maximum(end - 1 - begin // PAGE * PAGE, 0), lane, DIM, HIGH, SCALES,
         )  # fmt: skip
-    else:
-        loaded = load_keys(first_key + thread * 0, warp * 0, 0, lane, DIM, HIGH, SCALES)
     stamp = 0
     for at in range(begin, stop, STEP):
         stamp += 1
         slot = memory + FLAGS + stamp % 2 * 4
         buffer = stamp % BUFFERS * WEIGHTS
-        mixed = load_values(
-            first_value + page * value_stride, at % PAGE, warp, lane, DIM, HIGH, SCALES
-        )
+        key_page = first_key + page * key_stride
+        value_page = first_value + page * value_stride
+        if AHEAD:
+            mixed = load_values(value_page, at % PAGE, warp, lane, DIM, HIGH, SCALES)
+        else:
+            loaded = load_keys(
+                key_page,
+                warp * 16 + at % PAGE,
+                end - 1 - at // PAGE * PAGE,
+                lane,
+                DIM,
+                HIGH,
+                SCALES,
+            )
         first = gl.where(at + token < end, zero, -float("inf"))
         second = gl.where(at + token + 8 < end, zero, -float("inf"))
         scores = score(loaded, queries, first, second, DIM, TILES)
@@ -249,14 +260,24 @@ def attend_tq3_kernel(
                 scores, starts, at + token, first_query + 2 * (lane & 3), first_row, num_queries,
                 group, TILES,
             )  # fmt: skip
+        if not AHEAD:
+            mixed = load_values(value_page, at % PAGE, warp, lane, DIM, HIGH, SCALES)
         # The next step's keys; after the last step, once more the same.
-        following = gl.where(at + STEP < stop, at + STEP, at)
-        page = gl.where(at + STEP < stop, next_page, page)
+        more = at + STEP < stop
+        following = gl.where(more, at + STEP, at)
+        page = gl.where(more, next_page, page)
         next_page = gl.load(pages + gl.minimum((at + 2 * STEP) // PAGE, max_pages - 1)).to(gl.int64)
-        loaded = load_keys(
-            first_key + page * key_stride, warp * 16 + following % PAGE,
-            end - 1 - following // PAGE * PAGE, lane, DIM, HIGH, SCALES,
-        )  # fmt: skip
+        key_page = first_key + page * key_stride
+        if AHEAD:
+            loaded = load_keys(
+                key_page, warp * 16 + following % PAGE, end - 1 - following // PAGE * PAGE, lane,
+                DIM, HIGH, SCALES,
+            )  # fmt: skip
+        else:
+            prefetch(
+                key_page, first_value + page * value_stride, following % PAGE, thread, more, DIM,
+                HIGH, SCALES,
+            )  # fmt: skip
         low, high, of_values = mixed
         if at + STEP > end:
             of_values = make_finite(of_values)

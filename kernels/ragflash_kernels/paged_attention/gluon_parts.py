@@ -40,6 +40,7 @@ _RAISE_ABOVE = 5.0
 _MARK = gl.constexpr(ptx.mark_above(_RAISE_ABOVE))
 _STORE_IF = gl.constexpr([ptx.store_if(width) for width in (1, 2)])
 _LOAD_SHARED = gl.constexpr([ptx.load_shared(width) for width in (1, 2)])
+_PREFETCH_IF = gl.constexpr(ptx.prefetch_if())
 _MAKE_FINITE = gl.constexpr(ptx.make_finite())
 _POWER = gl.constexpr(ptx.power())
 _LIMIT = gl.constexpr(_RAISE_ABOVE)
@@ -191,6 +192,25 @@ def load_values(page, token, warp, lane, DIM: gl.constexpr, HIGH: gl.constexpr,
     high = _load_value_words(page + (HIGH + block * 256 + lane * 8 + second * 4), DIM, 1)
     at = SCALES + block * 128 + (lane & 3) * 32 + second * 16
     return low, high, _load_value_words(page + at, DIM, 2)
+
+
+@gluon.jit
+def prefetch(key_page, value_page, token, thread, real, DIM: gl.constexpr, HIGH: gl.constexpr,
+             SCALES: gl.constexpr):  # fmt: skip
+    """Ask the second-level cache for DIM / 2 tokens from `token` on, if `real`."""
+    LOW_LINES: gl.constexpr = DIM * DIM // 1024
+    LINES: gl.constexpr = LOW_LINES * 7 // 4
+    of_values = thread >= LINES
+    line = gl.where(of_values, thread - LINES, thread)
+    high = line - LOW_LINES
+    scale = high - LOW_LINES // 2
+    at = gl.where(high < 0, token * (DIM // 4), HIGH - LOW_LINES * 128 + token * (DIM // 8))
+    at = gl.where(scale < 0, at, SCALES - LOW_LINES * 192 + token * (DIM // 16)) + line * 128
+    place = gl.where(of_values, value_page, key_page) + at
+    gl.inline_asm_elementwise(
+        _PREFETCH_IF, "=r,r,l", [((line < LINES) & real).to(gl.int32), place],
+        dtype=gl.int32, is_pure=False, pack=1,
+    )  # fmt: skip
 
 
 @gluon.jit

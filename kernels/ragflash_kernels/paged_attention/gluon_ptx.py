@@ -244,6 +244,11 @@ def load_shared(width: int) -> str:
     return ("ld.shared.v2.f32 {$0, $1}, [$2];", "ld.shared.f32 $0, [$1];")[width == 1]
 
 
+def prefetch_if() -> str:
+    """Ask the second-level cache for the line of an address if a condition holds; result 0."""
+    return "{ .reg .pred p; setp.ne.b32 p, $1, 0; @p prefetch.global.L2 [$2]; mov.b32 $0, 0; }"
+
+
 def make_finite() -> str:
     """Return two float16 without their signs, and what is not finite replaced by argument 2."""
     return "and.b32 $0, $1, 0x7FFF7FFF; min.f16x2 $0, $0, $2;"

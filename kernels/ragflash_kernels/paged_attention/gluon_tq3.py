@@ -18,6 +18,7 @@ from ragflash_kernels.paged_attention.visibility import Visibility
 _QUERIES = 8  # of a tile
 _TOKENS = 128  # of a step, where heads have most values
 _MOST_TILES = 6
+_AHEAD_TILES = 3
 
 
 def attend_tq3(
@@ -33,13 +34,14 @@ def attend_tq3(
     lse: Tensor,
     tiles: int | None = None,
     registers: int | None = None,
+    ahead: bool | None = None,
     eager: bool = False,
 ) -> None:
     """Attend to each split of packed tokens, in the space that they are stored in.
 
     Queries are rounded to 1/127 of their largest value and levels of keys to 1/53, weights and
     values to float16. A row's result depends on `split_tokens`, but neither on other rows nor on
-    the two options for tuning.
+    the three options for tuning.
 
     Args:
         q: Floats `[N, Hq, D]`, contiguous, rotated; D is 64, 128 or 256.
@@ -53,7 +55,8 @@ def attend_tq3(
         lse: float32 `[N, Hq, splits]`, written: base-2 logarithms of sums of weights, -inf where a
             row sees nothing.
         tiles: Of eight queries, that a program takes; None for what was found fastest.
-        registers: That a thread takes at most; None for what was found fastest.
+        registers: That a thread takes at most; None for as many as it wants.
+        ahead: Load the keys of the next step early; None for what was found fastest.
         eager: Programmatic dependent launch (sm_90).
 
     Raises:
@@ -82,7 +85,8 @@ def attend_tq3(
         visibility.starts, visibility.ends, out, lse, keys.stride(0), values.stride(0), kv_heads,
         group, visibility.page_table.shape[1], lse.shape[2], split_tokens, all_tiles, groups,
         DIM=head_dim, PAGE=page_tokens, HIGH=layout.high, SCALES=layout.scales, SIZE=layout.size,
-        TILES=per_program, WARPS=warps, BUFFERS=pick_buffers(per_program), EAGER=eager,
+        TILES=per_program, WARPS=warps, BUFFERS=pick_buffers(per_program),
+        AHEAD=per_program <= _AHEAD_TILES if ahead is None else ahead, EAGER=eager,
         num_warps=warps, launch_pdl=eager, maxnreg=registers,
     )  # fmt: skip
 
