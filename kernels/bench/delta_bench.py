@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING
 import torch
 from run import relative_error, time_us
 
-from ragflash_kernels.gated_delta import DeltaStates, delta_commit, delta_step, gated_norm
+from ragflash_kernels.gated_delta import DeltaStates, delta_commit, gated_norm
+from ragflash_kernels.gated_delta.launch import delta_step_triton
 from ragflash_kernels.gated_delta.prefill.launch import ChainOptions, delta_prefill_triton
 from tests.kernels.delta_cases import REAL, Layer, int32
 
@@ -27,7 +28,8 @@ def bench_gated_delta(report: "Report", *, sweep: bool) -> None:
     states.memories.normal_()
     states.tails.normal_()
     for num_rows in ROWS:
-        _bench_step(report, layer, states, num_rows)
+        for shape in ((8, 1), (16, 1), (16, 2), (32, 4)) if sweep else ((8, 1),):
+            _bench_step(report, layer, states, num_rows, shape)
     for count in (1, 6, 16):
         counts, slot = int32(count, device="cuda"), int32(0, device="cuda")
         us = time_us([partial(delta_commit, states, slot, counts)])
@@ -36,14 +38,17 @@ def bench_gated_delta(report: "Report", *, sweep: bool) -> None:
     _bench_prefill(report, layer, sweep=sweep)
 
 
-def _bench_step(report: "Report", layer: Layer, states: DeltaStates, num_rows: int) -> None:
+def _bench_step(
+    report: "Report", layer: Layer, states: DeltaStates, num_rows: int, shape: tuple[int, int]
+) -> None:
+    block, warps = shape
     columns = layer.columns(num_rows, parts=7)
     first_rows, slots = int32(0, num_rows, device="cuda"), int32(0, device="cuda")
     for eager in (False, True):
         calls = [
             partial(
-                delta_step, *columns, **layer.weights, states=states.layer(index),
-                first_rows=first_rows, slots=slots, max_rows=num_rows, eager=eager,
+                delta_step_triton, *columns, **layer.weights, states=states.layer(index),
+                first_rows=first_rows, slots=slots, eager=eager, value_block=block, warps=warps,
             )
             for index in range(LAYERS)
         ]  # fmt: skip
@@ -51,7 +56,7 @@ def _bench_step(report: "Report", layer: Layer, states: DeltaStates, num_rows: i
         expected, _, _ = layer.by_rows(columns, states.memories[0, 0], states.tails[0, 0])
         report.line(
             f"step of a layer, {num_rows} rows", time_us(calls), MEMORY_BYTES,
-            relative_error(found, expected), eager=eager,
+            relative_error(found, expected), eager=eager, block=block, warps=warps,
         )  # fmt: skip
 
 

@@ -9,7 +9,7 @@ from ragflash_kernels.columns import Columns
 from ragflash_kernels.gated_delta import DeltaSizes, DeltaStates
 from tests.kernels.guarded import GuardedMemory
 
-TOY = DeltaSizes(key_heads=1, value_heads=3, key_dim=16, value_dim=32, conv_width=4)
+TOY = DeltaSizes(key_heads=1, value_heads=2, key_dim=32, value_dim=16, conv_width=4)
 REAL = DeltaSizes(key_heads=16, value_heads=48, key_dim=128, value_dim=128, conv_width=4)
 
 

@@ -6,7 +6,7 @@ Arguments and results as in `compiling`; sizes are those of a 27B hybrid.
 from collections.abc import Callable
 
 from ragflash_kernels.gated_delta import kernel as rows_kernel
-from ragflash_kernels.gated_delta.launch import TAIL_BLOCK, VALUE_BLOCK
+from ragflash_kernels.gated_delta.launch import COMMIT_BLOCK, TAIL_BLOCK, VALUE_BLOCK
 from ragflash_kernels.gated_delta.prefill import kernel as chunks_kernel
 from ragflash_kernels.gated_delta.prefill.launch import ROWS
 from tests.kernels.compiling import KERNELS, compile_kernel, main
@@ -32,14 +32,14 @@ def delta_prepare_rows(sm: int, parts: str):
     return compile_kernel(function, floats(function), constants, sm=sm, warps=1)
 
 
-def delta_advance_rows(sm: int):
-    constants = SIZES | {"ROWS": 32, "BLOCK": VALUE_BLOCK, "EAGER": sm >= 90}
+def delta_advance_rows(sm: int, block: str = str(VALUE_BLOCK), warps: str = "1"):
+    constants = SIZES | {"ROWS": 32, "BLOCK": int(block), "EAGER": sm >= 90}
     function = rows_kernel.advance_rows_kernel
-    return compile_kernel(function, floats(function), constants, sm=sm, warps=4)
+    return compile_kernel(function, floats(function), constants, sm=sm, warps=int(warps))
 
 
 def delta_commit(sm: int):
-    constants = SIZES | {"WIDTH": 4, "ROWS": 32, "BLOCK": VALUE_BLOCK, "TAIL_BLOCK": TAIL_BLOCK}
+    constants = SIZES | {"WIDTH": 4, "ROWS": 32, "BLOCK": COMMIT_BLOCK, "TAIL_BLOCK": TAIL_BLOCK}
     function = rows_kernel.commit_kernel
     return compile_kernel(function, floats(function), constants, sm=sm, warps=4)
 

@@ -132,7 +132,7 @@ def test_refuses_what_does_not_fit():
         ((qkv, beta, qkv), {}, "columns of"),
         ((qkv, short, alpha), {}, "differ in their rows"),
         ((qkv, beta, alpha), {"conv": layer.conv.double()}, "conv is torch.float64"),
-        ((qkv, beta, alpha), {"decay_bias": layer.decay_bias[:2]}, "decay_bias"),
+        ((qkv, beta, alpha), {"decay_bias": layer.decay_bias[:1]}, "decay_bias"),
         ((qkv, beta, alpha), {"states": states}, "of all layers, not of one"),
         ((qkv, beta, alpha), {"slots": int32(0, 1)}, "2 first rows for 2"),
         ((qkv, beta, alpha), {"slots": torch.zeros(1)}, "no list of int32"),

@@ -119,6 +119,25 @@ def prepare_rows_kernel(
 
 
 @triton.jit
+def _load_row(
+    queries, values, steps, tape_keys, tape_decay, row, place, here, head, line, column,
+    KEY_HEADS: tl.constexpr, VALUE_HEADS: tl.constexpr, DIM: tl.constexpr,
+    VALUE_DIM: tl.constexpr,
+):  # fmt: skip
+    """Return a row's key, query, value, factor of decay and step, zeros unless it is here."""
+    key_head = head % KEY_HEADS
+    key_at = (place * KEY_HEADS + key_head) * DIM + line
+    query_at = (row * KEY_HEADS + key_head) * DIM + line
+    value_at = (row * VALUE_HEADS + head) * VALUE_DIM + column
+    key = tl.load(tape_keys + key_at, mask=here & (line >= 0), other=0.0)
+    query = tl.load(queries + query_at, mask=here & (line >= 0), other=0.0)
+    value = tl.load(values + value_at, mask=here & (column >= 0), other=0.0)
+    decay = tl.load(tape_decay + place * VALUE_HEADS + head, mask=here, other=0.0)
+    step = tl.load(steps + row * VALUE_HEADS + head, mask=here, other=0.0)
+    return key[:, None], query[:, None], value, decay, step
+
+
+@triton.jit
 def advance_rows_kernel(
     queries, values, steps, tape_keys, tape_corrections, tape_decay, memories, first_rows, slots,
     out, KEY_HEADS: tl.constexpr, VALUE_HEADS: tl.constexpr, DIM: tl.constexpr,
@@ -145,19 +164,26 @@ def advance_rows_kernel(
     memory = tl.load(
         memory_at, mask=(first < end) & (line[:, None] >= 0) & (column >= 0), other=0.0
     )
-    key_head = head % KEY_HEADS
+    place = slot * ROWS
+    key, query, value, decay, step = _load_row(
+        queries, values, steps, tape_keys, tape_decay, first, place, first < end, head, line,
+        column, KEY_HEADS, VALUE_HEADS, DIM, VALUE_DIM,
+    )  # fmt: skip
     for row in range(first, end):
-        place = slot * ROWS + row - first
-        key = tl.load(tape_keys + (place * KEY_HEADS + key_head) * DIM + line)[:, None]
-        query = tl.load(queries + (row * KEY_HEADS + key_head) * DIM + line)[:, None]
-        at = head * VALUE_DIM + column
-        value = tl.load(values + row * (VALUE_HEADS * VALUE_DIM) + at)
-        memory *= tl.load(tape_decay + place * VALUE_HEADS + head)
-        correction = value - tl.sum(memory * key, 0)
-        correction *= tl.load(steps + row * VALUE_HEADS + head)
+        next_key, next_query, next_value, next_decay, next_step = _load_row(
+            queries, values, steps, tape_keys, tape_decay, row + 1, place + 1, row + 1 < end, head,
+            line, column, KEY_HEADS, VALUE_HEADS, DIM, VALUE_DIM,
+        )  # fmt: skip
+        memory *= decay
+        correction = (value - tl.sum(memory * key, 0)) * step
+        # The output before the correction and what that adds: two sums that wait for nothing.
+        output = tl.sum(memory * query, 0) + correction * tl.sum(key * query, 0)
         memory = tl.fma(key, correction[None, :], memory)
+        at = head * VALUE_DIM + column
         tl.store(tape_corrections + place * (VALUE_HEADS * VALUE_DIM) + at, correction)
-        tl.store(out + row * (VALUE_HEADS * VALUE_DIM) + at, tl.sum(memory * query, 0))
+        tl.store(out + row * (VALUE_HEADS * VALUE_DIM) + at, output)
+        key, query, value, decay, step = next_key, next_query, next_value, next_decay, next_step
+        place += 1
 
 
 @triton.jit(do_not_specialize=["num_slots"])

@@ -11,8 +11,9 @@ from ragflash_kernels.gated_delta.kernel import (
 )
 from ragflash_kernels.gated_delta.states import DeltaSizes, DeltaStates
 
-VALUE_BLOCK = 32  # columns of a memory that a program keeps; it decides no order of sums
-TAIL_BLOCK = 1024
+VALUE_BLOCK = 8  # columns of a memory that a warp takes rows past, without waiting for others
+COMMIT_BLOCK = 32  # columns of a memory
+TAIL_BLOCK = 1024  # channels
 
 
 def size_constants(sizes: DeltaSizes) -> dict[str, int]:
@@ -42,8 +43,13 @@ def delta_step_triton(
     first_rows: torch.Tensor,
     slots: torch.Tensor,
     eager: bool,
+    value_block: int = VALUE_BLOCK,
+    warps: int = 1,
 ) -> torch.Tensor:
-    """Return the heads of every row, and write the tape; arguments as in `delta_step`."""
+    """Return the heads of every row, and write the tape; arguments as in `delta_step`.
+
+    `value_block` and `warps` are those of a program that goes past a memory.
+    """
     sizes, num_sequences = states.sizes, len(slots)
     num_rows, device = qkv.partials.shape[1], conv.device
     constants = size_constants(sizes) | {"ROWS": states.rows, "EAGER": eager}
@@ -60,10 +66,10 @@ def delta_step_triton(
         SEQUENCES=triton.next_power_of_2(num_sequences),
         HEADS=triton.next_power_of_2(sizes.value_heads), num_warps=1, launch_pdl=eager, **constants,
     )  # fmt: skip
-    block = min(VALUE_BLOCK, sizes.value_dim)
+    block = min(value_block, sizes.value_dim)
     advance_rows_kernel[num_sequences, sizes.value_heads, sizes.value_dim // block](
         queries, values, steps, states.keys, states.corrections, states.decay, states.memories,
-        first_rows, slots, out, BLOCK=block, num_warps=4, launch_pdl=eager, **constants,
+        first_rows, slots, out, BLOCK=block, num_warps=warps, launch_pdl=eager, **constants,
     )  # fmt: skip
     return out
 
@@ -72,7 +78,7 @@ def delta_commit_triton(states: DeltaStates, slots: torch.Tensor, counts: torch.
     """Apply the first rows of each tape; arguments as in `delta_commit`."""
     sizes = states.sizes
     layers, num_slots = states.memories.shape[:2]
-    block = min(VALUE_BLOCK, sizes.value_dim)
+    block = min(COMMIT_BLOCK, sizes.value_dim)
     parts = sizes.value_heads * (sizes.value_dim // block)
     parts += triton.cdiv(sizes.channels, TAIL_BLOCK)
     commit_kernel[len(slots), layers, parts](
