@@ -119,8 +119,8 @@ def time_whole(session: Session, figures: Figures, depth: int) -> None:
     drafter = StubDrafter([0] * ROOM_TOKENS, num_prompt, max(VERIFIED_ROWS) - 1)
     finished, _ = session.ask(question, 2 * max(VERIFIED_ROWS), drafter=drafter)
     figures.add(f"ttft_{size}_s", "s", [finished.timings.ttft_ms / 1000])
-    if session.client.info().device.startswith("cuda"):
-        figures.add(f"peak_bytes_at_{size}", "bytes", [_peak_bytes()])
+    if session.client.info().device != "cpu":
+        figures.add(f"peak_bytes_at_{size}", "bytes", [peak_bytes()])
 
 
 def time_small(session: Session, figures: Figures, depth: int) -> None:
@@ -263,7 +263,7 @@ class Measured:
         )
 
 
-def _peak_bytes() -> float:
+def peak_bytes() -> float:
     """Return the most that this process held of the card: torch's allocator and the context.
 
     The context is what the driver counts beyond the allocator, less what was there before.
