@@ -3,7 +3,7 @@
 import hashlib
 import json
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass, fields
 
 FORMAT_VERSION = 1
 MAX_NAMED_BYTES = 3600
@@ -67,10 +67,8 @@ class Identity:
     @property
     def named(self) -> dict[str, Value]:
         """All fields but those of optional parts."""
-        fields: dict[str, Value] = asdict(self)
-        for part in ("drafter", "mtp"):
-            del fields[part]
-        return fields
+        names = (field.name for field in fields(self))
+        return {name: getattr(self, name) for name in names if name not in {"drafter", "mtp"}}
 
     @property
     def canonical(self) -> bytes:

@@ -149,9 +149,10 @@ class SegmentWriter:
             header, tables = fill(part)
             part.flush()
             with self._changes.lock:
-                if not self._deleted_ids.keys().isdisjoint(write.source_ids):
+                if self._is_deleted(write):
                     return Refused(RefusalReason.SOURCE_DELETED)
                 part.publish()
+                self._disk.touch(write.target, time.time())
                 status = write.target.stat()
                 is_done = True
                 self._inventory.add(row_of(header, tables, status.st_ino), status.st_mtime)
@@ -165,6 +166,8 @@ class SegmentWriter:
     def _reserve(self, write: _Write) -> Refused | None:
         """Note what is to be written, if there is room or room can be made."""
         with self._changes.lock:
+            if self._is_deleted(write):
+                return Refused(RefusalReason.SOURCE_DELETED)
             if self._inventory.entry(write.keys.key) or write.keys.key in self._keys():
                 return Refused(RefusalReason.ALREADY_STORED)
             if self._inventory.written_today() + write.num_bytes > self._limits.daily_write_bytes:
@@ -182,6 +185,9 @@ class SegmentWriter:
             self._inventory.add_written(write.num_bytes)
             self._writes.append(write)
         return None
+
+    def _is_deleted(self, write: _Write) -> bool:
+        return not self._deleted_ids.keys().isdisjoint(write.source_ids)
 
     def _keys(self) -> set[bytes]:
         return {write.keys.key for write in self._writes}

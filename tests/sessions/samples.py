@@ -120,3 +120,12 @@ def is_stored(folder: SessionFolder, *segments: tuple[int, ...], **options) -> b
 
 def files_of(path: Path) -> list[Path]:
     return sorted(path.glob("*/*.segment"))
+
+
+def flip(path: Path, at: int, bit: int) -> None:
+    """Turn one bit of a file over."""
+    with path.open("r+b") as file:
+        file.seek(at)
+        byte = file.read(1)[0]
+        file.seek(at)
+        file.write(bytes([byte ^ 1 << bit]))
