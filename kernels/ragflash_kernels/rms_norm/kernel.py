@@ -1,4 +1,8 @@
-"""Normalisation of a residual stream in plain Triton, a row a program."""
+"""Normalisation of a residual stream in plain Triton.
+
+Many rows occupy a card with a program each. Of few rows every 256 columns have a program of their
+own, in two kernels: one program would spend its time reading the parts of a whole row.
+"""
 
 import triton
 import triton.language as tl
@@ -71,3 +75,55 @@ def add_norm_kernel(
         )
     else:
         tl.store(out + at, normal.to(out.dtype.element_ty), mask=mask)
+
+
+@triton.jit(do_not_specialize=["blocks"])
+def add_parts_kernel(
+    delta, residual, squares, part_stride, row_stride, width, blocks, delta_scale, residual_scale,
+    PARTS: tl.constexpr, BLOCK: tl.constexpr, EAGER: tl.constexpr,
+):  # fmt: skip
+    """Add BLOCK columns of a row of `delta` to `residual`, and sum the squares of what results.
+
+    Arguments as in `add_norm_kernel`, and `squares`, float32 `[N, blocks]`.
+    """
+    row, block = tl.program_id(0), tl.program_id(1)
+    column = block * BLOCK + tl.arange(0, BLOCK)
+    mask = column < width
+    if EAGER:
+        tl.extra.cuda.gdc_launch_dependents()
+        tl.extra.cuda.gdc_wait()
+    at = row.to(tl.int64) * width + column
+    total = tl.load(residual + at, mask=mask, other=0.0)
+    if PARTS > 0:
+        row_start = row.to(tl.int64) * row_stride
+        added = load_columns(delta + row_start, part_stride, column, mask, PARTS)
+        total = (total + added * delta_scale) * residual_scale
+        tl.store(residual + at, total, mask=mask)
+    tl.store(squares + row * blocks + block, tl.sum(total * total, 0))
+
+
+@triton.jit(do_not_specialize=["blocks", "tiles"])
+def norm_parts_kernel(
+    residual, squares, weight, out, scales_out, sums_out, width, blocks, tiles, eps,
+    BLOCKS: tl.constexpr, EAGER: tl.constexpr,
+):  # fmt: skip
+    """Put the norm of 256 columns of a row on the int8 grid.
+
+    Arguments as in `add_norm_kernel`, and `squares` as `add_parts_kernel` left it; BLOCKS is a
+    power of two that covers them.
+    """
+    row, block = tl.program_id(0), tl.program_id(1)
+    step = tl.arange(0, 8)
+    column = block * 256 + step[:, None] * 32 + tl.arange(0, 32)[None, :]
+    mask = column < width
+    if EAGER:
+        tl.extra.cuda.gdc_launch_dependents()
+    factor = tl.load(weight + column, mask=mask, other=0.0)
+    if EAGER:
+        tl.extra.cuda.gdc_wait()
+    each = tl.arange(0, BLOCKS)
+    total = tl.sum(tl.load(squares + row * blocks + each, mask=each < blocks, other=0.0), 0)
+    values = tl.load(residual + row.to(tl.int64) * width + column, mask=mask, other=0.0)
+    normal = values * tl.rsqrt(total / width + eps) * factor
+    here = block + step * 0
+    store_quantized(normal, row, here, step, tiles, out, scales_out, sums_out, here < blocks)

@@ -1,11 +1,16 @@
-"""Grid and arguments of the kernel."""
+"""Grids and arguments of the kernels."""
 
 import torch
 import triton
 
 from ragflash_kernels.columns import Columns
 from ragflash_kernels.qmatmul.activations import ActivationBuffers
-from ragflash_kernels.rms_norm.kernel import add_norm_kernel
+from ragflash_kernels.qmatmul.formats import BLOCK_COLUMNS
+from ragflash_kernels.rms_norm.kernel import (
+    add_norm_kernel,
+    add_parts_kernel,
+    norm_parts_kernel,
+)
 
 
 def add_norm_triton(
@@ -26,6 +31,21 @@ def add_norm_triton(
     if delta is not None:
         parts = delta.partials[:, :, delta.start :]
         part_stride, row_stride = delta.partials.stride(0), delta.partials.stride(1)
+    if isinstance(out, ActivationBuffers) and post_weight is None:
+        blocks, tiles = out.q.shape[:2]
+        squares = torch.empty((rows, blocks), device=residual.device)
+        add_parts_kernel[(rows, blocks)](
+            parts, residual, squares, part_stride, row_stride, width, blocks, delta_scale,
+            residual_scale, PARTS=0 if delta is None else delta.partials.shape[0],
+            BLOCK=BLOCK_COLUMNS, EAGER=eager, num_warps=2, launch_pdl=eager,
+            enable_fp_fusion=False,
+        )  # fmt: skip
+        norm_parts_kernel[(rows, blocks)](
+            residual, squares, weight, out.q.view(torch.int8), out.scales, out.sums, width, blocks,
+            tiles, eps, BLOCKS=triton.next_power_of_2(blocks), EAGER=eager, num_warps=1,
+            launch_pdl=eager, enable_fp_fusion=False,
+        )  # fmt: skip
+        return
     if isinstance(out, ActivationBuffers):
         outs = (out.q.view(torch.int8), out.scales, out.sums)
         blocks, tiles = out.q.shape[:2]
