@@ -131,9 +131,8 @@ def _bench_pieces(report: "Report", backend: PrefillBackend) -> None:
         )
         if backend is PrefillBackend.TRITON:
             call = partial(
-                attend_triton, q, keys, values, SCALE, first=0 if causal else None, window=None,
-                page_tokens=PAGE,
-            )  # fmt: skip
+                attend_triton, q, keys, values, SCALE, first=0 if causal else None, page_tokens=PAGE
+            )
         else:
             call = partial(attend_torch, backend, q, keys, values, SCALE, causal=causal)
         torch.cuda.synchronize()

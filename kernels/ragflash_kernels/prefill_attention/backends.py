@@ -61,16 +61,23 @@ def works(backend: PrefillBackend, device: torch.device, head_dim: int) -> bool:
             )  # fmt: skip
         except RuntimeError:
             return False
-        close = torch.allclose(found.float(), expected, atol=1e-2)
-        if not close or not torch.allclose(lse, scores.logsumexp(-1), atol=1e-2):
+        close = torch.allclose(found[0].float(), expected, atol=1e-2)
+        if not close or not torch.allclose(lse[0], scores.logsumexp(-1), atol=1e-2):
             return False
     return True
 
 
 def attend_torch(
-    backend: PrefillBackend, q: Tensor, keys: Tensor, values: Tensor, scale: float, *, causal: bool
+    backend: PrefillBackend,
+    q: Tensor,
+    keys: Tensor,
+    values: Tensor,
+    scale: float,
+    *,
+    causal: bool = False,
+    splits: int = 1,
 ) -> tuple[Tensor, Tensor]:
-    """Attend with one of torch's operators.
+    """Attend with one of torch's operators, to equal splits of the tokens apart.
 
     Args:
         backend: `FLASH` or `CUDNN`.
@@ -78,19 +85,23 @@ def attend_torch(
         keys: float16 `[Hkv, T, D]`.
         values: Likewise.
         scale: Of the scores.
-        causal: Row r sees key r and those before; T is R then.
+        causal: Row r sees key r and those before; T is R then, and `splits` 1.
+        splits: How many, S; they fill a card that few rows leave idle.
 
     Returns:
-        Weighted means `[R, Hq, D]`, float16, and natural logarithms of the sums of weights,
-        `[Hq, R]`, float32.
+        Weighted means `[S, R, Hq, D]`, float16, and natural logarithms of the sums of weights,
+        `[S, Hq, R]`, float32.
     """
-    heads_first = q.transpose(0, 1)[None]
+    queries = q.expand(splits, *q.shape).contiguous().transpose(1, 2)
+    k, v = (
+        x.reshape(len(x), splits, -1, x.shape[2]).transpose(0, 1) for x in (keys, values)
+    )  # [S, Hkv, T / S, D]
     if backend is PrefillBackend.CUDNN:
         out, lse, *_ = torch.ops.aten._scaled_dot_product_cudnn_attention(
-            heads_first, keys[None], values[None], None, True, 0.0, causal, False, scale=scale
+            queries, k, v, None, True, 0.0, causal, False, scale=scale
         )
     else:
         out, lse, *_ = torch.ops.aten._scaled_dot_product_flash_attention(
-            heads_first, keys[None], values[None], 0.0, causal, False, scale=scale
+            queries, k, v, 0.0, causal, False, scale=scale
         )
-    return out[0].transpose(0, 1).contiguous(), lse.view(q.shape[1], q.shape[0])
+    return out.transpose(1, 2).contiguous(), lse.view(queries.shape[:3])

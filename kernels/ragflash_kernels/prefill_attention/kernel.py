@@ -61,26 +61,13 @@ def attend_kernel(
     DIM: tl.constexpr, M: tl.constexpr, N: tl.constexpr, CAUSAL: tl.constexpr,
     WINDOWED: tl.constexpr,
 ):  # fmt: skip
-    """Attend of M rows of a head over tokens side by side.
+    """Attend of M rows of a head to tokens side by side, N at a time.
 
-    Args:
-        q: float16 `[rows, heads, DIM]`.
-        keys: float16 `[heads / group, tokens, DIM]`.
-        values: Likewise.
-        out: As `q`.
-        lse: float32 `[heads, rows]`: natural logarithms of the sums of weights.
-        scale: Of scores, times log2(e).
-        rows: Rows of `q`.
-        tokens: Of a key head; a multiple of N unless CAUSAL.
-        first: If CAUSAL, row r sees no token after `first + r`.
-        window: If WINDOWED, the newest tokens that a row sees; else more than there are.
-        heads: Of queries.
-        group: Query heads of a key head.
-        DIM: Values of a head.
-        M: Rows of a program.
-        N: Tokens of a turn.
-        CAUSAL: Whether `first` counts.
-        WINDOWED: Whether `window` counts; CAUSAL then.
+    Queries and `out` are float16 `[rows, heads, DIM]`, keys and values `[heads / group, tokens,
+    DIM]`, `lse` float32 `[heads, rows]` natural logarithms of the sums of weights. `scale` includes
+    log2(e). CAUSAL: row r sees no token after `first + r`, and if WINDOWED the newest `window` of
+    those, which else is more than there are. Not CAUSAL: the third axis of the grid splits the
+    tokens into multiples of N, each with an `out` and `lse` of its own.
     """
     tile = tl.num_programs(0) - 1 - tl.program_id(0)  # of causal rows the last take longest
     head = tl.program_id(1)
@@ -88,6 +75,9 @@ def attend_kernel(
     here = row < rows
     at = (row[:, None] * heads + head) * DIM + tl.arange(0, DIM)[None, :]
     queries = tl.load(q + at, mask=here[:, None], other=0.0)
+    split = tl.program_id(2)
+    out += split.to(tl.int64) * rows * heads * DIM
+    lse += split * rows * heads
     offset = (head // group).to(tl.int64) * tokens * DIM
     keys += offset
     values += offset
@@ -95,8 +85,8 @@ def attend_kernel(
     top = tl.full((M,), float("-inf"), tl.float32)
     total = tl.zeros((M,), tl.float32)
     newest = first + tile * M  # that the first row sees
-    begin = 0
-    whole = tokens
+    begin = split * (tokens // tl.num_programs(2))
+    whole = begin + tokens // tl.num_programs(2)
     if WINDOWED:
         begin = tl.maximum(newest - window + 1, 0) // N * N
         whole = begin

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 
 _NO_WINDOW = 2**30
 _MERGED_PIECES = 4  # at a time, by the kernel
+_FULL_ROWS = 2**15  # rows times heads that fill a card: two tiles of 128 on most processors of it
 
 
 @dataclass(frozen=True)
@@ -45,12 +46,14 @@ class _Piece:
         end: One past the last.
         first: Row r sees the tokens up to this one plus r; `None` for all.
         window: The newest tokens that a row sees.
+        splits: How many equal parts are attended to apart.
     """
 
     begin: int
     end: int
     first: int | None = None
     window: int | None = None
+    splits: int = 1
 
 
 def attend_in_pieces(
@@ -81,8 +84,9 @@ def attend_in_pieces(
     queries = workspace.queries(rows, q.shape[1], head_dim)
     _pad(q, front, queries)
     merge = _Merge(q, front, rows, workspace, gate, out_dtype)
-    chunk = _Chunk(queries, scale, page_tokens, workspace, backend)
-    segment = workspace.segment_tokens // page_tokens
+    chunk = _Chunk(scale, page_tokens, workspace, backend)
+    most = workspace.segment_tokens // page_tokens
+    splits = _pick_splits(rows * q.shape[1])
     if packed is not None:
         store = _Store(
             packed.keys, packed.values, packed.pages, packed.key_format, packed.value_format
@@ -91,31 +95,44 @@ def attend_in_pieces(
         if packed.key_format.rotated:
             turned = workspace.rotated(rows, q.shape[1], head_dim)
             turned.copy_(rotate(queries))
-        for piece in _segments(len(packed.pages), segment):
+        for piece in _segments(len(packed.pages), most, splits):
             merge.add(*chunk.attend(turned, store, piece, piece.end * page_tokens))
         if packed.value_format.rotated:
             merge.rotate_back()
     store = _Store(exact_keys, exact_values, exact_pages, KvFormat.F16, KvFormat.F16)
     if window is None:
-        for piece in _segments(own_page, segment):
+        for piece in _segments(own_page, most, splits):
             merge.add(*chunk.attend(queries, store, piece, piece.end * page_tokens))
         square = _Piece(own_page, end_page, first=0)
     else:
         begin = max(0, exact_before + 1 - window) // page_tokens
         square = _Piece(begin, end_page, (own_page - begin) * page_tokens, window)
-    return merge.finish(*chunk.attend(queries, store, square, exact_before + len(q)))
+    merge.add(*chunk.attend(queries, store, square, exact_before + len(q)))
+    return merge.finish()
 
 
-def _segments(pages: int, most: int) -> Iterator[_Piece]:
-    for begin in range(0, pages, most):
-        yield _Piece(begin, min(begin + most, pages))
+def _pick_splits(query_rows: int) -> int:
+    """Return into how many parts segments are split, so that few query rows fill a card."""
+    splits = 1
+    while splits < _MERGED_PIECES and splits * query_rows < _FULL_ROWS:
+        splits *= 2
+    return splits
+
+
+def _segments(pages: int, most: int, splits: int) -> Iterator[_Piece]:
+    """Cut pages into pieces of at most so many; what cannot be split comes last."""
+    begin = 0
+    while begin < pages:
+        size = min(most, pages - begin)
+        even = size // splits * splits
+        yield _Piece(begin, begin + (even or size), splits=splits if even else 1)
+        begin += even or size
 
 
 @dataclass(frozen=True)
 class _Chunk:
     """What all pieces of a chunk share."""
 
-    queries: Tensor
     scale: float
     page_tokens: int
     workspace: PrefillWorkspace
@@ -126,8 +143,8 @@ class _Chunk:
     ) -> tuple[Tensor, Tensor]:
         """Unpack a piece of a list that holds `num_tokens`, and attend to it.
 
-        Returns weighted means `[rows, Hq, D]` and natural logarithms of sums of weights
-        `[Hq, rows]`.
+        Returns weighted means `[splits, rows, Hq, D]` and natural logarithms of sums of weights
+        `[splits, Hq, rows]`.
         """
         pages = store.pages[piece.begin : piece.end]
         num_tokens -= piece.begin * self.page_tokens
@@ -146,10 +163,12 @@ class _Chunk:
         if self.backend is PrefillBackend.TRITON:
             return attend_triton(
                 queries, keys, values, self.scale, first=piece.first, window=piece.window,
-                page_tokens=self.page_tokens,
+                splits=piece.splits, page_tokens=self.page_tokens,
             )  # fmt: skip
-        causal = piece.first is not None
-        return attend_torch(self.backend, queries, keys, values, self.scale, causal=causal)
+        return attend_torch(
+            self.backend, queries, keys, values, self.scale, causal=piece.first is not None,
+            splits=piece.splits,
+        )  # fmt: skip
 
 
 class _Merge:
@@ -172,20 +191,20 @@ class _Merge:
         self._is_empty = True
         self._waiting: list[tuple[Tensor, Tensor]] = []
 
-    def add(self, part: Tensor, lse: Tensor) -> None:
-        """Take a piece that is not the last one."""
-        if len(self._waiting) == _MERGED_PIECES:
-            self._launch(last=False)
-        self._waiting.append((part, lse))
+    def add(self, means: Tensor, lse: Tensor) -> None:
+        """Take the splits of a piece; see `_Chunk.attend`."""
+        for part in zip(means, lse, strict=True):
+            if len(self._waiting) == _MERGED_PIECES:
+                self._launch(last=False)
+            self._waiting.append(part)
 
     def rotate_back(self) -> None:
         """Rotate what there is, at least one piece."""
         self._launch(last=False)
         self._total = rotate(self._total, inverse=True)
 
-    def finish(self, part: Tensor, lse: Tensor) -> Tensor:
-        """Return the total with a last piece."""
-        self.add(part, lse)
+    def finish(self) -> Tensor:
+        """Return the total; at least one piece was added since it was rotated."""
         self._launch(last=True)
         return self._result
 
@@ -228,21 +247,22 @@ def attend_triton(
     values: Tensor,
     scale: float,
     *,
-    first: int | None,
-    window: int | None,
+    first: int | None = None,
+    window: int | None = None,
+    splits: int = 1,
     page_tokens: int,
 ) -> tuple[Tensor, Tensor]:
     """Attend on any card; see `_Piece` for `first` and `window`, `attend_torch` for the rest.
 
-    Tokens are a multiple of `page_tokens`.
+    A split is a multiple of `page_tokens`.
     """
     rows, num_heads, head_dim = q.shape
     num_kv_heads, tokens, _ = keys.shape
-    out = torch.empty_like(q)
-    lse = torch.empty((num_heads, rows), device=q.device)
+    out = torch.empty((splits, *q.shape), dtype=q.dtype, device=q.device)
+    lse = torch.empty((splits, num_heads, rows), device=q.device)
     large = q.is_cuda and torch.cuda.get_device_capability(q.device)[0] in {9, 10}
     tile = pick_tile(head_dim, large=large)
-    attend_kernel[triton.cdiv(rows, tile.rows), num_heads](
+    attend_kernel[triton.cdiv(rows, tile.rows), num_heads, splits](
         q, keys, values, out, lse, scale * log2(e), rows, tokens, first or 0,
         window or _NO_WINDOW, num_heads, num_heads // num_kv_heads, DIM=head_dim, M=tile.rows,
         N=min(tile.tokens, page_tokens), CAUSAL=first is not None, WINDOWED=window is not None,
