@@ -181,7 +181,7 @@ def attend(sm: int, kv_format: str, head_dim: str):
     """Attention over pages of 256 tokens."""
     fmt, dim = KvFormat(kv_format), int(head_dim)
     size = page_layout(fmt, 256, dim).size
-    tile = pick_tile(fmt, dim, 256)
+    tile = pick_tile(fmt, 256)
     constants = {
         "DIM": dim, "PAGE": 256, "KEY_BYTES": size, "VALUE_BYTES": size, "KEY_STRIDE": 128 * size,
         "VALUE_STRIDE": 128 * size, "KEY_FORMAT": list(KvFormat).index(fmt),

@@ -37,16 +37,14 @@ class Tile:
     warps: int
 
 
-def pick_tile(kv_format: KvFormat, head_dim: int, tokens: int) -> Tile:
+def pick_tile(kv_format: KvFormat, tokens: int) -> Tile:
     """Return one tile for any number of rows, so that a row's sums never depend on it.
 
     Args:
-        kv_format: Of keys.
-        head_dim: Values of a head.
+        kv_format: Of keys; unpacking 64 tokens of a packed one would spill registers.
         tokens: That a page and a split have at least.
     """
-    wide = kv_format is KvFormat.F16 or head_dim < 256
-    return Tile(32, min(tokens, 64 if wide else 32), 4)
+    return Tile(32, min(tokens, 64 if kv_format is KvFormat.F16 else 32), 4)
 
 
 def attend_parts_on_card(
@@ -146,7 +144,7 @@ def _launch_attend(
     num_heads, head_dim = q.shape[1:]
     kv_heads = part.keys.shape[1]
     group, splits = num_heads // kv_heads, lse.shape[2]
-    tile = pick_tile(part.key_format, head_dim, min(page_tokens, split_tokens))
+    tile = pick_tile(part.key_format, min(page_tokens, split_tokens))
     tiles = triton.cdiv(min(seen.max_rows, len(q)) * group, tile.query_rows)
     keys, values = (pages.view(torch.uint8) for pages in (part.keys, part.values))
     key_bytes, value_bytes = (page_layout(f, page_tokens, head_dim).size for f in part.formats)
