@@ -151,6 +151,7 @@ def _core(loaded: _Loaded, info: EngineInfo, turns: _Turns) -> EngineCore:
         identity=identity,
         max_slots=turns.max_slots,
         chunk_tokens=turns.chunk_tokens,
+        score_tokens=1 + turns.draft_tokens,
     )
     return EngineCore(
         runner=Runner(placed.model, placed.pages, vocab_size=loaded.tokenizer.vocab_size),

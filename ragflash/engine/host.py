@@ -109,14 +109,14 @@ def _num_exact_pages(model: Model, options: HostOptions) -> int:
 def _num_pages(
     layout: KVLayout, kv_format: KVFormatName, grid: Grid, options: HostOptions
 ) -> tuple[int, int]:
-    """Return how many exact and packed pages there are; exact ones take half of it at most."""
+    """Return how many exact and packed pages there are; exact ones take 3/4 of it at most."""
     newest = (options.max_slots + _DOCUMENTS) * grid.most_exact_pages
     if options.context_tokens is not None:
         num_packed = pages_for(options.context_tokens)
         return min(newest, (options.max_slots + _DOCUMENTS) * num_packed), num_packed
     exact_bytes, packed_bytes = layout.page_bytes, packed_page_bytes(layout, kv_format)
     _require(options.kv_bytes, exact_bytes + packed_bytes)
-    num_exact = max(1, min(newest, options.kv_bytes // 2 // exact_bytes))
+    num_exact = max(1, min(newest, options.kv_bytes * 3 // 4 // exact_bytes))
     return num_exact, (options.kv_bytes - num_exact * exact_bytes) // packed_bytes
 
 

@@ -44,7 +44,7 @@ class Scheduler:
         identity: All that stored keys and values depend on but tokens.
         max_slots: Sequences that run together.
         chunk_tokens: Most prompt rows of one sequence in a step.
-        score_tokens: Most rows of a target in a step; `None` is as many as of a prompt.
+        score_tokens: Most rows of a target that does not fit one step; `None` is as of a prompt.
     """
 
     def __init__(

@@ -152,13 +152,14 @@ class Sequence:
 
         Args:
             chunk_tokens: Most of a prompt; a chunk ends where its segment ends in any case.
-            score_tokens: Most of a target.
+            score_tokens: Most of a target of which more is left for later: they are committed.
         """
         if self.phase is Phase.PREFILLING:
             return min(chunk_tokens, self._next_break() - self.committed, self.room)
         if self.output is not None:
             return min(len(self.tokens) - self.committed, self.room)
-        return min(score_tokens, len(self.target or ()) - self.num_target_rows, self.room)
+        num_left, most = len(self.target or ()) - self.num_target_rows, min(chunk_tokens, self.room)
+        return num_left if num_left <= most else min(score_tokens, most)
 
     @property
     def must_restart(self) -> bool:

@@ -23,8 +23,8 @@ class EngineStats:
         forward_steps: Calls of the model.
         forward_rows: Rows that they computed.
         segments: Stored prompt segments.
-        pages_used: Pages of keys and values that something holds.
-        pages: All pages.
+        pages_used: Pages of keys and values that something holds, exact and packed ones.
+        pages: All pages of both forms.
         evictions: Segments dropped to make room.
     """
 

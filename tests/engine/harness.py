@@ -77,6 +77,7 @@ def toy_engine(
     max_slots: int = 4,
     max_in_flight: int = 64,
     chunk_tokens: int = 512,
+    score_tokens: int | None = None,
     draft: Propose | None = None,
     draft_tokens: int = 15,
     gate: threading.Event | None = None,
@@ -99,6 +100,7 @@ def toy_engine(
         identity="toy",
         max_slots=max_slots,
         chunk_tokens=chunk_tokens,
+        score_tokens=score_tokens,
     )
     runner = Runner(model, pages, vocab_size=tokenizer.vocab_size)
     drafters: list[StubDrafter] = []

@@ -255,13 +255,13 @@ def test_targets_are_scored_across_an_edge(length):
 
 
 def test_targets_longer_than_a_step_are_scored_from_one_state():
-    def scores(chunk_tokens: int, *targets: str) -> tuple[float, ...]:
+    def scores(chunk_tokens: int, *targets: str, **options) -> tuple[float, ...]:
         model = ToyRecurrentModel(vocab_size=VOCAB_SIZE)
         shown = document(text_of(300), "d")
         request = ScoreRequest("s", user(shown, question("what?")), targets)
-        with toy_engine(model, TOKENIZER, chunk_tokens=chunk_tokens) as engine:
+        with toy_engine(model, TOKENIZER, chunk_tokens=chunk_tokens, **options) as engine:
             return asyncio.run(engine.client.score(request)).logprobs
 
     targets = ("abcdefgh", "ijklmno", "p", "qrstuv")
-    assert scores(3, *targets) == scores(512, *targets)
+    assert scores(5, *targets, score_tokens=3) == scores(512, *targets)
     assert scores(512, *targets) == tuple(scores(512, target)[0] for target in targets)
