@@ -8,7 +8,8 @@ from collections.abc import Callable
 from ragflash_kernels.gated_delta import kernel as rows_kernel
 from ragflash_kernels.gated_delta.launch import COMMIT_BLOCK, TAIL_BLOCK, VALUE_BLOCK
 from ragflash_kernels.gated_delta.prefill import kernel as chunks_kernel
-from ragflash_kernels.gated_delta.prefill.launch import ROWS
+from ragflash_kernels.gated_delta.prefill.launch import ROWS, pick_chain
+from ragflash_kernels.gated_norm import kernel as norm_kernel
 from tests.kernels.compiling import KERNELS, compile_kernel, main
 
 SIZES = {"KEY_HEADS": 16, "VALUE_HEADS": 48, "DIM": 128, "VALUE_DIM": 128}
@@ -32,14 +33,19 @@ def delta_prepare_rows(sm: int, parts: str):
     return compile_kernel(function, floats(function), constants, sm=sm, warps=1)
 
 
-def delta_advance_rows(sm: int, block: str = str(VALUE_BLOCK), warps: str = "1"):
-    constants = SIZES | {"ROWS": 32, "BLOCK": int(block), "EAGER": sm >= 90}
+def delta_advance_rows(sm: int, rows: str):
+    constants = SIZES | {"ROWS": int(rows), "BLOCK": VALUE_BLOCK, "EAGER": sm >= 90}
     function = rows_kernel.advance_rows_kernel
-    return compile_kernel(function, floats(function), constants, sm=sm, warps=int(warps))
+    return compile_kernel(function, floats(function), constants, sm=sm, warps=1)
 
 
-def delta_commit(sm: int):
-    constants = SIZES | {"WIDTH": 4, "ROWS": 32, "BLOCK": COMMIT_BLOCK, "TAIL_BLOCK": TAIL_BLOCK}
+def delta_commit(sm: int, rows: str):
+    constants = SIZES | {
+        "WIDTH": 4,
+        "ROWS": int(rows),
+        "BLOCK": COMMIT_BLOCK,
+        "TAIL_BLOCK": TAIL_BLOCK,
+    }
     function = rows_kernel.commit_kernel
     return compile_kernel(function, floats(function), constants, sm=sm, warps=4)
 
@@ -54,29 +60,40 @@ def delta_prepare_chunks(sm: int, dtype: str):
     return compile_kernel(function, pointers, constants, sm=sm, warps=4)
 
 
-def delta_solve_chunks(sm: int, dtype: str, warps: str = "4"):
+def delta_solve_chunks(sm: int, dtype: str):
     constants = SIZES | {"BETA_PARTS": 1, "ALPHA_PARTS": 1}
     function = chunks_kernel.solve_chunks_kernel
     pointers = floats(function, beta=f"*{dtype}", alpha=f"*{dtype}", **HALVES)
-    return compile_kernel(function, pointers, constants, sm=sm, warps=int(warps))
+    return compile_kernel(function, pointers, constants, sm=sm, warps=4)
 
 
-def delta_chain_chunks(
-    sm: int, dtype: str, block: str = "32", warps: str = "4", stages: str = "1"
-):  # fmt: skip
-    constants = SIZES | {"BLOCK": int(block), "KEEP": True}
+def delta_chain_chunks(sm: int, dtype: str):
+    options = pick_chain(hopper=sm == 90)
+    constants = SIZES | {"BLOCK": options.value_block, "KEEP": True}
     function = chunks_kernel.chain_chunks_kernel
     pointers = floats(function, out=f"*{dtype}", **HALVES)
     return compile_kernel(
-        function, pointers, constants, sm=sm, warps=int(warps), stages=int(stages)
+        function, pointers, constants, sm=sm, warps=options.warps, stages=options.stages
     )
+
+
+def gated_norm(sm: int, dtype: str):
+    """On the grid for float32, otherwise rounded."""
+    quantized = dtype == "fp32"
+    constants = {"PARTS": 7 if quantized else 1, "DIM": 128, "QUANTIZED": quantized}
+    pointers = {
+        "o": f"*{dtype}", "gate": f"*{dtype}", "weight": "*fp32", "scales_out": "*fp32",
+        "sums_out": "*fp32", "out": "*i8" if quantized else f"*{dtype}", "eps": "fp32",
+    }  # fmt: skip
+    function = norm_kernel.gated_norm_kernel
+    return compile_kernel(function, pointers, constants | {"EAGER": sm >= 90}, sm=sm, warps=1)
 
 
 DELTA_KERNELS: dict[str, Callable] = {
     function.__name__: function
     for function in (
         delta_prepare_rows, delta_advance_rows, delta_commit, delta_prepare_chunks,
-        delta_solve_chunks, delta_chain_chunks,
+        delta_solve_chunks, delta_chain_chunks, gated_norm,
     )
 }  # fmt: skip
 

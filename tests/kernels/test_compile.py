@@ -20,7 +20,7 @@ ROWS = (1, 8, 16, 24, 32)
 STACK_BYTES = {"qmatmul:32": 128}
 
 
-def compile_in_a_child(kernels: list[str]) -> list[dict]:
+def compile_in_a_child(kernels: list[str], module: str = "tests.kernels.compiling") -> list[dict]:
     """The interpreter is chosen when triton is imported, so this process cannot compile."""
     pytest.importorskip("triton")
     environment = os.environ | {
@@ -28,7 +28,7 @@ def compile_in_a_child(kernels: list[str]) -> list[dict]:
         "PYTHONPATH": os.pathsep.join([str(ROOT), str(ROOT / "kernels")]),
     }
     result = subprocess.run(
-        [sys.executable, "-m", "tests.kernels.compiling", *kernels],
+        [sys.executable, "-m", module, *kernels],
         capture_output=True, text=True, env=environment, cwd=ROOT, check=False,
     )  # fmt: skip
     assert result.returncode == 0, result.stderr[-3000:]
@@ -44,8 +44,8 @@ def allowed_stack(kernel: str) -> int:
     return STACK_BYTES.get(f"{name}:{rows}", 0)
 
 
-def check(kernels: list[str]) -> None:
-    found = compile_in_a_child(kernels)
+def check(kernels: list[str], **options: str) -> None:
+    found = compile_in_a_child(kernels, **options)
     assert [entry["kernel"] for entry in found] == kernels
     assert [e["kernel"] for e in found if e["shared"] > allowed_shared(e["kernel"])] == []
     spilled = [entry for entry in found if entry["stack"] > allowed_stack(entry["kernel"])]
