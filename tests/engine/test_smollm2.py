@@ -106,3 +106,25 @@ def test_says_that_weights_stay_packed(packaged_model_path):
     client = start_engine(packaged_model_path, kv_bytes=64 << 20, threads=2, weights="packed")
     client.close()
     assert client.info().compute_dtype.endswith("+int4")
+
+
+@pytest.mark.slow
+def test_old_tokens_in_8_bits_hardly_change_an_answer(engine, packaged_model_path):
+    materials = ["steel", "brass", "rubber", "copper", "bronze", "nylon", "zinc", "iron"] * 7
+    parts = [f"Part {at} weighs {3 * at + 7} grams, of {m}. " for at, m in enumerate(materials)]
+    text = "".join([*parts[:28], DOCUMENT, " ", *parts[28:]])
+    segment = TextSegment(SegmentKind.DOCUMENT, text, (Span("pump", 0, 0, len(text)),))
+    messages = question("How long is the warranty of the Mk II pump?", segment)
+    answer = GenerateRequest("answer", messages, max_tokens=12)
+    choices = ScoreRequest("choices", messages, ("The warranty lasts 36 months.", "One year."))
+    packed = start_engine(packaged_model_path, threads=2, kv_format="q8_0", grid_tokens=256)
+    try:
+        answers = [asyncio.run(client.complete(answer)) for client in (engine, packed)]
+        scores = [asyncio.run(client.score(choices)).logprobs for client in (engine, packed)]
+    finally:
+        packed.close()
+    assert answers[0].usage.prompt_tokens > 768  # page 1 is packed then
+    assert "36 months" in answers[0].text
+    assert answers[1].text == answers[0].text
+    assert scores[1] == pytest.approx(scores[0], abs=0.1)
+    assert scores[1] != scores[0]
