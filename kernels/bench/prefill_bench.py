@@ -56,9 +56,12 @@ def bench_prefill_attention(report: "Report", *, sweep: bool) -> None:
         for backend in (PrefillBackend.FLASH, PrefillBackend.CUDNN)
         if works(backend, device, HEAD_DIM)
     ]
-    for history in (0, 32768, 131072):
-        for kv_format in (KvFormat.F16, KvFormat.TQ3_0) if history else (KvFormat.F16,):
-            _bench_history(report, backends, history, kv_format, sweep=sweep)
+    segments = (8192, 16384, 32768, 65536) if sweep else (16384, 32768)
+    _bench_history(report, backends, ROWS, 0, KvFormat.F16, segments[:1])
+    for history in (32768, 131072):
+        for kv_format in (KvFormat.F16, KvFormat.TQ3_0):
+            _bench_history(report, backends, ROWS, history, kv_format, segments)
+    _bench_history(report, backends, 200, 131072, KvFormat.TQ3_0, segments[-1:])
     for backend in backends:
         _bench_pieces(report, backend)
     for kv_format in (KvFormat.F16, KvFormat.TQ4, KvFormat.Q8_0, KvFormat.TQ3_0):
@@ -71,12 +74,12 @@ def bench_prefill_attention(report: "Report", *, sweep: bool) -> None:
 def _bench_history(
     report: "Report",
     backends: list[PrefillBackend],
+    rows: int,
     history: int,
     kv_format: KvFormat,
-    *,
-    sweep: bool,
+    segments: tuple[int, ...],
 ) -> None:
-    q = torch.randn(ROWS, HEADS, HEAD_DIM, device="cuda", dtype=torch.bfloat16)
+    q = torch.randn(rows, HEADS, HEAD_DIM, device="cuda", dtype=torch.bfloat16)
     packed, exact_before = None, history
     if kv_format is not KvFormat.F16:
         exact_before = EXACT_BEFORE
@@ -91,19 +94,17 @@ def _bench_history(
             for values in (False, True)
         ]
         packed = PackedHistory(*stored, _shuffled(pages), kv_format, kv_format)
-    exact_pages = _shuffled((exact_before + ROWS) // PAGE)
+    exact_pages = _shuffled(-(-(exact_before + rows) // PAGE))
     keys, values = (_random_pages(len(exact_pages)) for _ in range(2))
     call = partial(
         prefill_attention, q, keys, values, exact_pages, exact_before, packed, scale=SCALE
     )
     expected = call(backend=PrefillBackend.REFERENCE)
-    flops = 4 * HEADS * HEAD_DIM * ROWS * (history + ROWS / 2)
+    flops = 4 * HEADS * HEAD_DIM * rows * (history + rows / 2)
     for backend in backends:
-        for segment in (8192, 16384, 32768, 65536) if sweep else (16384, 32768):
-            if segment > max(history, 16384):
-                continue
+        for segment in segments:
             workspace = PrefillWorkspace(
-                max_rows=ROWS, num_heads=HEADS, num_kv_heads=KV_HEADS, head_dim=HEAD_DIM,
+                max_rows=rows, num_heads=HEADS, num_kv_heads=KV_HEADS, head_dim=HEAD_DIM,
                 device="cuda", segment_tokens=segment,
             )  # fmt: skip
             run = partial(call, workspace=workspace, backend=backend)
@@ -112,13 +113,13 @@ def _bench_history(
             kv_bytes = sum(
                 2 * tokens // PAGE * KV_HEADS * page_layout(stored_as, PAGE, HEAD_DIM).size
                 for tokens, stored_as in (
-                    (exact_before + ROWS, KvFormat.F16),
+                    (exact_before + rows, KvFormat.F16),
                     (history - exact_before, kv_format),
                 )
             )
             report.line(
-                f"{backend} {kv_format} after {history}", us, 2 * q.nbytes + kv_bytes, error,
-                segment=segment, tflops=round(flops / us / 1e6),
+                f"{backend} {kv_format}, {rows} after {history}", us, 2 * q.nbytes + kv_bytes,
+                error, segment=segment, tflops=round(flops / us / 1e6),
             )  # fmt: skip
 
 
