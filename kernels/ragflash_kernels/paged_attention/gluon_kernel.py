@@ -21,6 +21,7 @@ from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 from ragflash_kernels.paged_attention.gluon_parts import (
     barrier,
     fade,
+    load_constants,
     load_keys,
     load_shared,
     load_values,
@@ -31,6 +32,7 @@ from ragflash_kernels.paged_attention.gluon_parts import (
     raise_references,
     score,
     shared_memory,
+    store_constants,
     store_if,
     store_maxima,
     store_pair_if,
@@ -197,7 +199,8 @@ def attend_tq3_kernel(
     MAXIMA: gl.constexpr = TABLE + TILES * 64
     FADES: gl.constexpr = MAXIMA + WARPS * TILES * 32
     FLAGS: gl.constexpr = FADES + TILES * 32
-    memory = shared_memory(split, FLAGS + 64)
+    CONSTANTS: gl.constexpr = FLAGS + 32
+    memory = shared_memory(split, CONSTANTS + 128)
     ROW_TURNS: gl.constexpr = (8 * TILES + 32 * WARPS - 1) // (32 * WARPS)
     for turn in gl.static_range(ROW_TURNS):
         query = thread + turn * 32 * WARPS
@@ -207,7 +210,11 @@ def attend_tq3_kernel(
         store_if(real, at, scale)
         store_if(real, at + 8, scale * 0.0 - _LOWEST)
     store_if(thread < 2, memory + FLAGS + thread * 4, (thread * 0).to(gl.float32))
+    # Two copies: words that all threads have in common would be kept in uniform registers.
+    constants = memory + CONSTANTS + (thread & 1) * 64
+    store_constants(constants)
     barrier(memory + FLAGS)
+    key_tables, value_tables, bits = load_constants(constants)
 
     zero = (thread * 0).to(gl.float32)
     sums = ()
@@ -254,7 +261,7 @@ def attend_tq3_kernel(
             )
         first = gl.where(at + token < end, zero, -float("inf"))
         second = gl.where(at + token + 8 < end, zero, -float("inf"))
-        scores = score(loaded, queries, first, second, DIM, TILES)
+        scores = score(loaded, key_tables, bits, queries, first, second, DIM, TILES)
         if at < latest:
             scores = _hide(
                 scores, starts, at + token, first_query + 2 * (lane & 3), first_row, num_queries,
@@ -297,7 +304,14 @@ def attend_tq3_kernel(
         for turn in gl.static_range(len(own)):
             of_warp = of_warp + (own[turn] + buffer,)
         sums, totals = mix(
-            (low, high, of_values), memory + buffer + lane * 8, of_warp, sums, totals, TILES, WARPS
+            (low, high, of_values),
+            value_tables,
+            memory + buffer + lane * 8,
+            of_warp,
+            sums,
+            totals,
+            TILES,
+            WARPS,
         )
 
     for turn in gl.static_range(len(own)):

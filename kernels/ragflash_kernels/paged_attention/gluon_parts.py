@@ -22,10 +22,10 @@ _KEY_LOADS = {
 _HALVES_TO_FLOATS = gl.constexpr([ptx.half_to_float(high) for high in range(2)])
 _KEY_FRAGMENTS = gl.constexpr([ptx.key_fragments(block) for block in range(4)])
 _VALUE_FRAGMENTS = gl.constexpr([ptx.value_fragments(odd) for odd in range(2)])
-_VALUE_CONSTRAINTS = gl.constexpr(ptx.constraints("r" * 8, "r" * 4))
-_KEY_CONSTRAINTS = gl.constexpr(ptx.constraints("r" * 4, "r" * 4))
+_VALUE_CONSTRAINTS = gl.constexpr(ptx.constraints("r" * 8, "r" * 8))
+_KEY_CONSTRAINTS = gl.constexpr(ptx.constraints("r" * 4, "r" * 6))
 _MULTIPLY_KEYS = gl.constexpr(ptx.multiply_keys())
-_MULTIPLY_KEYS_CONSTRAINTS = gl.constexpr(ptx.constraints("ffff", "rrrrrrrrl" + "f" * 8))
+_MULTIPLY_KEYS_CONSTRAINTS = gl.constexpr(ptx.constraints("ffff", "rrrrrrrrl" + "f" * 8 + "rrrr"))
 _MULTIPLY_VALUES = gl.constexpr(ptx.multiply_values())
 _MULTIPLY_VALUES_CONSTRAINTS = gl.constexpr(ptx.constraints("f" * 8, "r" * 9 + "f" * 8))
 _ADD_WEIGHTS = gl.constexpr(ptx.add_weights())
@@ -40,6 +40,9 @@ _RAISE_ABOVE = 5.0
 _MARK = gl.constexpr(ptx.mark_above(_RAISE_ABOVE))
 _STORE_IF = gl.constexpr([ptx.store_if(width) for width in (1, 2)])
 _LOAD_SHARED = gl.constexpr([ptx.load_shared(width) for width in (1, 2)])
+_STORE_CONSTANTS = gl.constexpr(ptx.store_constants())
+_LOAD_CONSTANTS = gl.constexpr(ptx.load_constants())
+_LOAD_CONSTANTS_CONSTRAINTS = gl.constexpr(ptx.constraints("r" * 10, "r"))
 _PREFETCH_IF = gl.constexpr(ptx.prefetch_if())
 _MAKE_FINITE = gl.constexpr(ptx.make_finite())
 _POWER = gl.constexpr(ptx.power())
@@ -124,6 +127,24 @@ def load_shared_pair(place):
     return gl.inline_asm_elementwise(
         _LOAD_SHARED[1], "=&f,=&f,r", [place], dtype=_floats(2), is_pure=False, pack=1
     )
+
+
+@gluon.jit
+def store_constants(place):
+    """Store what `load_constants` loads."""
+    gl.inline_asm_elementwise(
+        _STORE_CONSTANTS, "=r,r", [place], dtype=gl.int32, is_pure=False, pack=1
+    )
+
+
+@gluon.jit
+def load_constants(place):
+    """Return tables of keys, tables of values, and the bits that integers are added to."""
+    found = gl.inline_asm_elementwise(
+        _LOAD_CONSTANTS, _LOAD_CONSTANTS_CONSTRAINTS, [place], dtype=_words(10),
+        is_pure=False, pack=1,
+    )  # fmt: skip
+    return found[:2], found[2:6], found[6:]
 
 
 @gluon.jit
@@ -235,11 +256,14 @@ def _half(word, HIGH: gl.constexpr):
 
 
 @gluon.jit
-def score(keys, queries, first, second, DIM: gl.constexpr, TILES: gl.constexpr):
+def score(keys, tables, bits, queries, first, second, DIM: gl.constexpr,
+          TILES: gl.constexpr):  # fmt: skip
     """Return scores of 16 tokens with all queries, four a tile of eight, unscaled by the query.
 
     Args:
         keys: As `load_keys` returns them.
+        tables: Of keys.
+        bits: That integers are added to, four times.
         queries: Where this lane's fragments begin.
         first: What the scores of token g start with.
         second: Likewise of token g + 8.
@@ -258,7 +282,7 @@ def score(keys, queries, first, second, DIM: gl.constexpr, TILES: gl.constexpr):
         for odd in gl.static_range(2):
             left = left + gl.inline_asm_elementwise(
                 _KEY_FRAGMENTS[(2 * pair + odd) % 4], _KEY_CONSTRAINTS,
-                [low[pair], low[LOW + pair], high[pair // 2], high[WORDS + pair // 2]],
+                (low[pair], low[LOW + pair], high[pair // 2], high[WORDS + pair // 2]) + tables,
                 dtype=_words(4), is_pure=True, pack=1,
             )  # fmt: skip
             factors = factors + (_half(scales[pair], odd), _half(scales[LOW + pair], odd))
@@ -267,7 +291,8 @@ def score(keys, queries, first, second, DIM: gl.constexpr, TILES: gl.constexpr):
             place = queries + (tile * (DIM * 8) + pair * 512)
             before = (sums[4 * tile], sums[4 * tile + 1], sums[4 * tile + 2], sums[4 * tile + 3])
             after = after + gl.inline_asm_elementwise(
-                _MULTIPLY_KEYS, _MULTIPLY_KEYS_CONSTRAINTS, left + (place,) + factors + before,
+                _MULTIPLY_KEYS, _MULTIPLY_KEYS_CONSTRAINTS,
+                left + (place,) + factors + before + bits,
                 dtype=_floats(4), is_pure=False, pack=1,
             )  # fmt: skip
         sums = after
@@ -344,11 +369,13 @@ def fade(sums, totals, fades, lane, warp, WARPS: gl.constexpr, TILES: gl.constex
 
 
 @gluon.jit
-def mix(values, weights, own, sums, totals, TILES: gl.constexpr, WARPS: gl.constexpr):
+def mix(values, tables, weights, own, sums, totals, TILES: gl.constexpr,
+        WARPS: gl.constexpr):  # fmt: skip
     """Return sums of values and sums of weights with 16 · WARPS tokens added.
 
     Args:
         values: As `load_values` returns them.
+        tables: Of values.
         weights: Where this lane's weights of the first tile of tokens and of queries are.
         own: Where those are of the tiles of queries whose weights this warp adds up.
         sums: Eight a tile of queries.
@@ -360,7 +387,7 @@ def mix(values, weights, own, sums, totals, TILES: gl.constexpr, WARPS: gl.const
     for u in gl.static_range(WARPS):
         left = gl.inline_asm_elementwise(
             _VALUE_FRAGMENTS[u % 2], _VALUE_CONSTRAINTS,
-            [low[u], high[u // 2], scales[2 * u], scales[2 * u + 1]],
+            (low[u], high[u // 2], scales[2 * u], scales[2 * u + 1]) + tables,
             dtype=_words(8), is_pure=True, pack=1,
         )  # fmt: skip
         after = ()

@@ -48,17 +48,59 @@ def half_to_float(high: int) -> str:
     return "{ .reg .b16 a, b; mov.b32 {a, b}, $1; cvt.f32.f16 $0, " + "ab"[high] + "; }"
 
 
+def store_constants() -> str:
+    """Store what `load_constants` loads at an address; result 0."""
+    words = [
+        *_key_tables(),
+        *_value_tables(0),
+        *_value_tables(1),
+        0,
+        0,
+        *[int(_bits(_MAGIC), 0)] * 4,
+    ]
+    names = [f"c{i}" for i in range(len(words))]
+    moves = " ".join(f"mov.b32 {n}, {word:#x};" for n, word in zip(names, words, strict=True))
+    stores = " ".join(
+        f"st.shared.v4.b32 [$1+{4 * i}], {{{', '.join(names[i : i + 4])}}};"
+        for i in range(0, len(words), 4)
+    )
+    return f"{{ .reg .b32 c<{len(words)}>; {moves} {stores} mov.b32 $0, 0; }}"
+
+
+def load_constants() -> str:
+    """Return constants from an address: two tables of keys, four of values, four times 0x4B400000.
+
+    Immediate ones would be moved into registers anew for each instruction, which takes a sixth of
+    all instructions.
+    """
+    return (
+        "{ .reg .b32 x, y; ld.shared.v4.b32 {$0, $1, $2, $3}, [$10]; "
+        "ld.shared.v4.b32 {$4, $5, x, y}, [$10+16]; "
+        "ld.shared.v4.b32 {$6, $7, $8, $9}, [$10+32]; }"
+    )
+
+
+def _key_tables() -> list[int]:
+    """Return int8 levels of keys, then their negatives."""
+    return [_word([sign * level & 255 for level in KEY_LEVELS]) for sign in (1, -1)]
+
+
+def _value_tables(byte: int) -> list[int]:
+    """Return a byte of float16 levels of values, then of their negatives."""
+    halves = [[struct.pack("<e", s * v / LEVEL_UNITS) for v in TQ3_LEVELS] for s in (1, -1)]
+    return [_word([half[byte] for half in four]) for four in halves]
+
+
 def key_fragments(block: int) -> str:
     """Return 16 keys' int8 levels of a block of 32 values, the left side of a product of k = 32.
 
     Results: rows g and g + 8, their first four values, then their last four. Arguments: low words
-    of the two rows, high words of the two rows.
+    of the two rows, high words of the two rows, tables of keys.
 
     Args:
         block: Of the values that the words hold.
     """
-    tables = [_word([sign * level & 255 for level in KEY_LEVELS]) for sign in (1, -1)]
-    look_up = f"prmt.b32 {{}}, {tables[0]:#x}, {tables[1]:#x}, {{}};"
+    look_up = "prmt.b32 {}, $8, $9, {};"
     lines = [
         ".reg .b32 s, t, u;",
         _selector("s", "$4", "$6", block % 2, block % 4),
@@ -76,23 +118,18 @@ def value_fragments(odd: int) -> str:
     """Return 16 tokens' float16 values of a block of 32, the left side of products of k = 16.
 
     Results: four words of the first 16 values, four of the others. Arguments: low word, high word,
-    scales of tokens 2 c and 2 c + 1, scales of tokens 2 c + 8 and 2 c + 9.
+    scales of tokens 2 c and 2 c + 1, scales of tokens 2 c + 8 and 2 c + 9, tables of values.
 
     Args:
         odd: Whether the tile is the second one that the high word belongs to.
     """
-    halves = [struct.pack("<e", s * v / LEVEL_UNITS) for s in (1, -1) for v in TQ3_LEVELS]
-    lower, upper = (
-        [_word([h[byte] for h in halves[i : i + 4]]) for i in (0, 4)] for byte in (0, 1)
-    )
     lines = [".reg .b32 s, u, l, h;"]
     for m in range(2):
         lines.append(_selector("s", "$8", "$9", m, 2 * odd + m))
         for row in range(2):
             first, second = 4 * m + row, 4 * m + row + 2
             lines += [
-                f"prmt.b32 l, {lower[0]:#x}, {lower[1]:#x}, s;",
-                f"prmt.b32 h, {upper[0]:#x}, {upper[1]:#x}, s;",
+                "prmt.b32 l, $12, $13, s; prmt.b32 h, $14, $15, s;",
                 f"prmt.b32 ${first}, l, h, 0x5140; prmt.b32 ${second}, l, h, 0x7362;",
                 f"mul.rn.f16x2 ${first}, ${first}, $10; mul.rn.f16x2 ${second}, ${second}, $11;",
             ]
@@ -119,17 +156,18 @@ def multiply_keys() -> str:
 
     Results: scores of tokens g, g, g + 8, g + 8 with queries 2 c, 2 c + 1, 2 c, 2 c + 1. Arguments:
     the keys' fragments of the first block and of the second; where the queries' are; scales of
-    the first block for tokens g and g + 8, of the second block; scores so far.
+    the first block for tokens g and g + 8, of the second block; scores so far; four times the
+    bits that integers are added to.
     """
     lines = [
-        ".reg .b32 b<4>, d<4>, m; .reg .f32 t, s<4>;",
-        f"mov.b32 m, {_bits(_MAGIC)}; ld.global.v4.b32 {{b0, b1, b2, b3}}, [$12];",
+        ".reg .b32 b<4>, d<4>; .reg .f32 t, s<4>;",
+        "ld.global.v4.b32 {b0, b1, b2, b3}, [$12];",
     ]
     for block in range(2):
         lines.append(
             "mma.sync.aligned.m16n8k32.row.col.s32.s8.s8.s32 {d0, d1, d2, d3}, "
             f"{{{registers(4 + 4 * block, 4)}}}, {{b{2 * block}, b{2 * block + 1}}}, "
-            "{m, m, m, m};"
+            f"{{{registers(21, 4)}}};"
         )
         for i in range(4):
             before, after = (f"${17 + i}", f"s{i}") if block == 0 else (f"s{i}", f"${i}")
