@@ -142,7 +142,7 @@ class RecordingDisk(Disk):
         """Yield what may be left now: bytes by path, `None` for a folder.
 
         For every choice of the names that are not lasting yet: with none of the bytes that are
-        not lasting, with all of them, and with some.
+        not lasting, with all of them, with some, and with all but one write.
         """
         count = len(self.pending)
         assert count <= 4, "too many names wait for a flush"
@@ -152,7 +152,7 @@ class RecordingDisk(Disk):
             for renaming in chance.sample(kept, len(kept)):
                 renaming.apply(names)
             has_pending = any(inode and inode.pending for inode in names.values())
-            for torn in ("none", "all", "some", "some") if has_pending else ("all",):
+            for torn in ("none", "all", "some", "but one") if has_pending else ("all",):
                 yield {
                     path: None if inode is None else _bytes_of(inode, torn, chance)
                     for path, inode in names.items()
@@ -163,7 +163,10 @@ class RecordingDisk(Disk):
 def _bytes_of(inode: Inode, torn: str, chance: random.Random) -> bytes:
     if torn == "some":
         return bytes(inode.torn(chance))
-    return bytes(inode.after(inode.pending if torn == "all" else []))
+    if torn == "but one" and len(inode.pending) > 1:  # the first write is the file's length
+        lost = chance.randrange(1, len(inode.pending))
+        return bytes(inode.after(inode.pending[:lost] + inode.pending[lost + 1 :]))
+    return bytes(inode.after([] if torn == "none" else inode.pending))
 
 
 def build(wreck: dict[Path, bytes | None], root: Path, copy: Path) -> None:

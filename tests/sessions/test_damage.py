@@ -144,6 +144,20 @@ def test_damage_is_found_at_the_start_where_headers_are_read(path):
     folder.close()
 
 
+def test_a_file_that_was_replaced_while_nobody_looked_is_read_again(path):
+    folder = open_folder(path)
+    store(folder, RULES)
+    folder.close()
+    (file,) = files_of(path)
+    other = file.with_suffix(".other")
+    other.write_bytes(file.read_bytes())
+    flip(other, 100, 2)
+    other.rename(file)
+    folder = open_folder(path)
+    assert (folder.list(), folder.counts().num_set_aside) == ([], 1)
+    folder.close()
+
+
 def test_a_file_that_was_stored_again_is_not_set_aside_for_the_former_one(folder, path):
     store(folder, RULES)
     (file,) = files_of(path)
