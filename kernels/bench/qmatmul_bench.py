@@ -35,6 +35,7 @@ MATRICES = [
     ("Q5_0", 1536, 576),
     ("IQ4_XS", 17408, 5120),
 ]
+SWEPT = [MATRICES[0], MATRICES[1], MATRICES[3]]
 ROWS = (1, 8, 16, 24, 32)
 LARGEST_UNPACKED = 2**27  # values; a vocabulary's matrix is only ever multiplied by few rows
 
@@ -58,7 +59,7 @@ def bench_unpack(report: "Report", *, sweep: bool) -> None:
 
 def bench_qmatmul(report: "Report", *, sweep: bool) -> None:
     """Time the product of quantised rows, without and with the sum over splits."""
-    for name, rows, columns in MATRICES[:4] if sweep else MATRICES:
+    for name, rows, columns in SWEPT if sweep else MATRICES:
         blocks = random_blocks(name, rows, columns, device="cuda")
         weight = pack_matrix(blocks, block_format=name)
         copies = [weight] + [
@@ -66,7 +67,7 @@ def bench_qmatmul(report: "Report", *, sweep: bool) -> None:
             for _ in range(CACHE_BYTES // weight.records.numel() + 1)
         ]
         dense = unpack_matrix(weight)
-        for num_rows in ROWS:
+        for num_rows in (1, 16, 24, 32) if sweep else ROWS:
             _bench_rows(report, copies, dense, num_rows, sweep=sweep)
 
 
@@ -86,14 +87,15 @@ def _bench_rows(
     grid = (q.double().view(*scales.shape, -1) * scales.double()[..., None]).flatten(1)
     expected = torch.cat([grid @ part.double().t() for part in dense.split(2**14)], 1)
     buffers = quantize_rows_triton(x)
-    for options in _options(num_rows, weight) if sweep else [{}, {"eager": True}]:
+    for options in _options(num_rows, sweep=sweep):
         product = partial(multiply_into_splits, buffers, num_rows, **options)
         eager = bool(options.get("eager"))
         error = relative_error(sum_splits(product(weight), weight.rows, eager=eager), expected)
         us = time_us([partial(product, w) for w in copies])
         report.line(name, us, num_bytes, error, what="product", **options)
-        us = time_us([partial(_summed, product, w, eager=eager) for w in copies])
-        report.line(name, us, num_bytes, error, what="summed", **options)
+        if not sweep:
+            us = time_us([partial(_summed, product, w, eager=eager) for w in copies])
+            report.line(name, us, num_bytes, error, what="summed", **options)
     if not sweep and num_rows in (1, 16):
         error = relative_error(qmatmul_triton(x, weight), expected)
         us = time_us([partial(qmatmul_triton, x, w) for w in copies], 5)
@@ -106,13 +108,11 @@ def _summed(
     return sum_splits(product(weight), weight.rows, eager=eager)
 
 
-def _options(num_rows: int, weight: PackedMatrix) -> list[dict[str, object]]:
-    per_split = (3, 4, 5, 7, 10) if weight.columns < 8192 else (6, 8, 10, 12)
-    registers = (None, 80, 96) if num_rows in (16, 24) else (None,)
-    if num_rows == 32:
-        registers = (None, 128)
+def _options(num_rows: int, *, sweep: bool) -> list[dict[str, object]]:
+    if not sweep:
+        return [{}, {"eager": True}]
+    registers = (None, 128) if num_rows > 24 else (None,)
     return [
-        {"records_per_split": r, "max_registers": n, "prefetch": p, "eager": num_rows == 1}
-        for r, n, p in itertools.product(per_split, registers, (False, True))
-        if not (num_rows == 1 and p)
+        {"staged": staged, "eager": eager, "max_registers": limit}
+        for staged, eager, limit in itertools.product((False, True), (False, True), registers)
     ]

@@ -18,6 +18,7 @@ from triton.compiler import ASTSource
 from triton.experimental.gluon._runtime import GluonASTSource
 
 from ragflash_kernels.attention_inputs import kernel as inputs_kernel
+from ragflash_kernels.embedding import kernel as embedding_kernel
 from ragflash_kernels.gated_ffn import kernel as gated_kernel
 from ragflash_kernels.kv_codec import kernel as kv_kernel
 from ragflash_kernels.kv_codec.formats import (
@@ -36,6 +37,7 @@ from ragflash_kernels.prefill_attention.unpack.launch import TOKENS as UNPACKED_
 from ragflash_kernels.qmatmul import gluon_kernel, kernel
 from ragflash_kernels.qmatmul.formats import RECORD_FORMATS
 from ragflash_kernels.qmatmul.launch import pick_registers, record_constants, sign_bit
+from ragflash_kernels.quant_layout import BLOCK_FORMATS
 from ragflash_kernels.rms_norm import kernel as norm_kernel
 from ragflash_kernels.sample import kernel as sample_kernel
 
@@ -72,19 +74,25 @@ def compile_kernel(
     )
 
 
-def qmatmul(sm: int, name: str, rows: str):
+def qmatmul(sm: int, name: str, rows: str, *, staged=False):
     """The Gluon kernel of a format for so many rows."""
     num_rows = int(rows)
     layout = RECORD_FORMATS[name]
+    warps = 2 if staged and layout.high_bits == 2 else 4
     constants = record_constants(layout, layout.max_steps) | {
-        "TILES": -(-num_rows // 8), "ONE": num_rows == 1, "WARPS": 4, "PREFETCH": True,
-        "EAGER": sm >= 90 and num_rows <= 16,
+        "TILES": -(-num_rows // 8), "ONE": num_rows == 1, "WARPS": warps, "PREFETCH": not staged,
+        "STAGED": staged, "EAGER": sm >= 90 and num_rows <= 16,
     }  # fmt: skip
     pointers = {"records": "*u8", "q": "*i32", "scales": "*fp32", "sums": "*fp32", "out": "*fp32"}
+    limit = pick_registers(layout, num_rows) if sm == 90 and not staged else None
     return compile_kernel(
-        gluon_kernel.qmatmul_gluon_kernel, pointers, constants,
-        sm=sm, warps=4, registers=pick_registers(layout, num_rows) if sm == 90 else None,
-    )  # fmt: skip
+        gluon_kernel.qmatmul_gluon_kernel, pointers, constants, sm=sm, warps=warps, registers=limit
+    )
+
+
+def qmatmul_staged(sm: int, name: str, rows: str):
+    """The same with records copied into shared memory ahead."""
+    return qmatmul(sm, name, rows, staged=True)
 
 
 def qmatmul_plain(sm: int, name: str, rows: str):
@@ -117,6 +125,16 @@ def unpack(sm: int, name: str, dtype: str):
     return compile_kernel(kernel.unpack_kernel, pointers, constants, sm=sm, warps=1)
 
 
+def unpack_gluon(sm: int, name: str, dtype: str):
+    """The same by the Gluon kernel, into bf16 or fp16."""
+    layout = RECORD_FORMATS[name]
+    constants = record_constants(layout, layout.max_steps) | {
+        "WARPS": 4, "BFLOAT16": dtype == "bf16",
+    }  # fmt: skip
+    pointers = {"records": "*u8", "out": f"*{dtype}"}
+    return compile_kernel(gluon_kernel.unpack_gluon_kernel, pointers, constants, sm=sm, warps=4)
+
+
 def add_norm(sm: int, kind: str):
     """The fused norm of rows of 5,120, of twelve parts onto the grid ("grid") or of one."""
     quantized = kind == "grid"
@@ -131,6 +149,27 @@ def add_norm(sm: int, kind: str):
         "part_stride": "i32*16", "row_stride": "i32*16", "width": "i32*16",
     }  # fmt: skip
     return compile_kernel(norm_kernel.add_norm_kernel, pointers, constants, sm=sm, warps=16)
+
+
+def add_parts(sm: int):
+    """The sum of twelve parts into 256 columns of a row."""
+    constants = {"PARTS": 12, "BLOCK": 256, "EAGER": sm >= 90}
+    pointers = {
+        "delta": "*fp32", "residual": "*fp32", "squares": "*fp32", "delta_scale": "fp32",
+        "residual_scale": "fp32", "part_stride": "i32*16", "row_stride": "i32*16",
+        "width": "i32*16",
+    }  # fmt: skip
+    return compile_kernel(norm_kernel.add_parts_kernel, pointers, constants, sm=sm, warps=2)
+
+
+def norm_parts(sm: int):
+    """The norm of 256 columns of a row."""
+    constants = {"BLOCKS": 32, "EAGER": sm >= 90}
+    pointers = {
+        "residual": "*fp32", "squares": "*fp32", "weight": "*fp32", "out": "*i8",
+        "scales_out": "*fp32", "sums_out": "*fp32", "eps": "fp32", "width": "i32*16",
+    }  # fmt: skip
+    return compile_kernel(norm_kernel.norm_parts_kernel, pointers, constants, sm=sm, warps=1)
 
 
 def gated(sm: int, kind: str):
@@ -214,6 +253,19 @@ def merge_parts(sm: int, kind: str, head_dim: str):
     return compile_kernel(attention_kernel.merge_parts_kernel, pointers, constants, sm=sm, warps=4)
 
 
+def gather_rows(sm: int, name: str):
+    """Token vectors of a format."""
+    sizes = BLOCK_FORMATS[name]
+    constants = {
+        "FORMAT": name, "ELEMENTS": sizes.elements_per_block,
+        "BLOCK_BYTES": sizes.bytes_per_block, "COLUMNS": 256,
+    }  # fmt: skip
+    pointers = {
+        "table": "*u8", "token_ids": "*i64", "levels": "*i8", "out": "*fp32", "scale": "fp32",
+    }  # fmt: skip
+    return compile_kernel(embedding_kernel.gather_rows_kernel, pointers, constants, sm=sm, warps=4)
+
+
 def attention_inputs(sm: int, dtype: str, head_dim: str):
     """Norms, rotation of a quarter and writing, of products in seven parts or in one."""
     dim = int(head_dim)
@@ -279,12 +331,17 @@ def unpack_pages(sm: int, kv_format: str, head_dim: str, which: str):
 
 KERNELS: dict[str, Callable] = {
     "qmatmul": qmatmul,
+    "qmatmul_staged": qmatmul_staged,
     "qmatmul_plain": qmatmul_plain,
     "quantize": quantize,
     "dense": dense,
     "unpack": unpack,
+    "unpack_gluon": unpack_gluon,
     "add_norm": add_norm,
+    "add_parts": add_parts,
+    "norm_parts": norm_parts,
     "gated": gated,
+    "gather_rows": gather_rows,
     "encode": encode,
     "attend": attend,
     "merge_parts": merge_parts,

@@ -10,6 +10,7 @@ import pytest
 
 from ragflash_kernels.kv_codec import KvFormat
 from ragflash_kernels.qmatmul.formats import RECORD_FORMATS
+from ragflash_kernels.quant_layout import BLOCK_FORMATS
 
 ROOT = Path(__file__).parents[2]
 ARCHITECTURES = (80, 86, 89, 90, 120)
@@ -17,7 +18,7 @@ SHARED_BYTES = {80: 163 * 1024, 90: 227 * 1024}  # of a program
 SMALLEST_SHARED_BYTES = 99 * 1024
 ROWS = (1, 8, 16, 24, 32)
 # By rows, the last parameter of a kernel: more warps on an SM are worth a few spilled registers.
-STACK_BYTES = {"qmatmul:32": 128}
+STACK_BYTES = {"qmatmul:32": 128, "qmatmul_staged:24": 8}
 
 
 def compile_in_a_child(kernels: list[str], module: str = "tests.kernels.compiling") -> list[dict]:
@@ -60,12 +61,16 @@ def test_a_kernel_fits_the_smallest_card():
 @pytest.mark.timeout(1200)
 @pytest.mark.parametrize("sm", ARCHITECTURES)
 def test_products_fit_every_card(sm):
-    check([f"qmatmul:{name}:{rows}:{sm}" for name in RECORD_FORMATS for rows in ROWS])
+    for kernel in ("qmatmul", "qmatmul_staged"):
+        check([f"{kernel}:{name}:{rows}:{sm}" for name in RECORD_FORMATS for rows in ROWS])
     check([f"qmatmul_plain:{name}:{rows}:{sm}" for name in RECORD_FORMATS for rows in (16, 32)])
     check([f"dense:{dtype}:{rows}:{sm}" for dtype in ("fp32", "fp16", "bf16") for rows in (16, 32)])
     check([f"unpack:{name}:bf16:{sm}" for name in RECORD_FORMATS])
+    check([f"unpack_gluon:{name}:{d}:{sm}" for name in RECORD_FORMATS for d in ("bf16", "fp16")])
     check([f"{name}:{kind}:{sm}" for name in ("add_norm", "gated") for kind in ("grid", "rows")])
+    check([f"{name}:{sm}" for name in ("add_parts", "norm_parts")])
     check([f"quantize:{dtype}:{sm}" for dtype in ("fp32", "fp16", "bf16")])
+    check([f"gather_rows:{name}:{sm}" for name in BLOCK_FORMATS])
 
 
 @pytest.mark.slow

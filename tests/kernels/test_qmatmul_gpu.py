@@ -92,6 +92,22 @@ def test_dependent_launch_changes_no_bit(num_rows):
     assert torch.equal(eager, waiting)
 
 
+@pytest.mark.parametrize("eager", [False, True])
+@pytest.mark.parametrize("name", RECORD_FORMATS)
+def test_records_in_shared_memory_change_no_bit(name, eager):
+    from ragflash_kernels.qmatmul.launch import multiply_into_splits, quantize_rows_triton
+
+    if eager and torch.cuda.get_device_capability() < (9, 0):
+        pytest.skip("programmatic dependent launch is of sm_90")
+    for columns in (768, 2560):
+        weight = pack_matrix(random_blocks(name, 257, columns, device="cuda"), block_format=name)
+        for num_rows in (1, 8, 16, 21, 32):
+            x = quantize_rows_triton(torch.randn(num_rows, columns, device="cuda"))
+            plain = multiply_into_splits(x, num_rows, weight)
+            staged = multiply_into_splits(x, num_rows, weight, staged=True, eager=eager)
+            assert torch.equal(plain, staged)
+
+
 @pytest.mark.parametrize("backend", [Backend.TRITON, Backend.GLUON])
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
 def test_narrow_activations_and_values_that_are_not_finite(dtype, backend):

@@ -11,16 +11,24 @@ from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from ragflash_kernels.qmatmul import ptx
 from ragflash_kernels.qmatmul.formats import Scales
-from ragflash_kernels.qmatmul.gluon_parts import (
-    add_minima,
+from ragflash_kernels.qmatmul.gluon_loads import (
     byte_to_float,
+    copy_record,
     half_to_float,
     load_activation_sums,
     load_codes,
-    load_record,
+    load_factors,
+    load_minima,
     load_words,
-    multiply_record,
     prefetch_record,
+    read_factors,
+    read_minima,
+    reserve_ring,
+    wait_for_record,
+)
+from ragflash_kernels.qmatmul.gluon_parts import (
+    add_minima,
+    multiply_record,
     read_codes,
     read_scale,
 )
@@ -49,13 +57,15 @@ def qmatmul_gluon_kernel(
     RECORD_BYTES: gl.constexpr, HIGH: gl.constexpr, SCALES: gl.constexpr, MINIMA: gl.constexpr,
     FACTORS: gl.constexpr, STEPS: gl.constexpr, LOW_BITS: gl.constexpr, HIGH_BITS: gl.constexpr,
     TABLE: gl.constexpr, KIND: gl.constexpr, HAS_MINIMA: gl.constexpr, TILES: gl.constexpr,
-    ONE: gl.constexpr, WARPS: gl.constexpr, PREFETCH: gl.constexpr, EAGER: gl.constexpr,
+    ONE: gl.constexpr, WARPS: gl.constexpr, PREFETCH: gl.constexpr,
+    STAGED: gl.constexpr, EAGER: gl.constexpr,
 ):  # fmt: skip
     """Multiply one tile's records of one split a warp: `out[split, rows, out_columns]`.
 
     The first arguments are as in `kernel.qmatmul_kernel`. TILES is the number of tiles of eight
-    activation rows; ONE says that there is only one row. PREFETCH asks for the next record early.
-    EAGER lets the next kernel start, and waits for the one before when weights are on their way.
+    activation rows; ONE says that there is only one row. PREFETCH asks for the next record early,
+    STAGED copies two records ahead into shared memory. EAGER lets the next kernel start, and waits
+    for the one before when weights are on their way.
     """
     layout: gl.constexpr = gl.BlockedLayout([1], [32], [WARPS], [0])
     thread = gl.arange(0, 32 * WARPS, layout=layout)
@@ -71,29 +81,51 @@ def qmatmul_gluon_kernel(
     scale_lane = scales.to(gl.int64) + (lane * 0 if ONE else (lane & 3) * 64)
     first = split * records_per_split
     end = gl.minimum(first + records_per_split, num_records)
+    record = records.to(gl.int64) + (tile * num_records + first).to(gl.int64) * RECORD_BYTES
+    FROM: gl.constexpr = "shared" if STAGED else "once"
+    if STAGED:
+        slot = reserve_ring(thread >> 5, RECORD_BYTES, WARPS)
+        other = slot + RECORD_BYTES
+        copy_record(slot, record, lane, lane * 0 + 1, RECORD_BYTES)
+        wanted = lane * 0 + (first + 1 < end).to(gl.int32)
+        copy_record(other, record + RECORD_BYTES, lane, wanted, RECORD_BYTES)
+        if EAGER:
+            gdc_wait()
     for index in range(first, end):
-        record = records.to(gl.int64) + (tile * num_records + index).to(gl.int64) * RECORD_BYTES
-        low, high, stored, factors, lowered, minima, of_minima = load_record(
-            record, lane, HIGH, SCALES, MINIMA, FACTORS, STEPS, LOW_BITS, HIGH_BITS, KIND,
-            HAS_MINIMA,
-        )  # fmt: skip
+        if STAGED:
+            wait_for_record(lane)
+            place = slot
+            loaded = ((), (), ())
+        else:
+            place = record
+            loaded = load_codes(record, lane, HIGH, SCALES, STEPS, LOW_BITS, HIGH_BITS, KIND)
+        words = load_factors(place + FACTORS, lane, KIND, HAS_MINIMA, FROM)
+        if HAS_MINIMA:
+            minima = load_minima(place + MINIMA, lane, STEPS, KIND, FROM)
         if PREFETCH:
             if index + 1 < end:
                 prefetch_record(record + RECORD_BYTES, lane, RECORD_BYTES)
-        if EAGER:
+        if EAGER and not STAGED:
             if index == first:
                 gdc_wait()
+        factors, lowered, of_minima = read_factors(words, lane, KIND, HAS_MINIMA)
         block = index * STEPS // 8 * TILES
         first_step = index * STEPS % 8
         total = multiply_record(
-            (low, high, stored, factors, lowered), q_lane + block * 2048 + first_step * 256,
-            scale_lane + block * 256 + first_step * 8, total, STEPS, LOW_BITS, HIGH_BITS, TABLE,
-            KIND, HAS_MINIMA, TILES, ONE,
+            loaded, place, lane, factors, lowered, q_lane + block * 2048 + first_step * 256,
+            scale_lane + block * 256 + first_step * 8, total, HIGH, SCALES, STEPS, LOW_BITS,
+            HIGH_BITS, TABLE, KIND, HAS_MINIMA, TILES, ONE, STAGED,
         )  # fmt: skip
         if HAS_MINIMA:
             at = sums.to(gl.int64) + block * 512
             x_sums = load_activation_sums(at, lane, first_step, TILES, STEPS, ONE)
-            total = add_minima(total, minima, of_minima, x_sums, TILES, ONE, KIND)
+            of_rows = read_minima(minima, lane, STEPS, KIND)
+            total = add_minima(total, of_rows, of_minima, x_sums, TILES, ONE, KIND)
+        if STAGED:
+            wanted = lane * 0 + (index + 2 < end).to(gl.int32)
+            copy_record(slot, record + 2 * RECORD_BYTES, lane, wanted, RECORD_BYTES)
+            slot, other = other, slot
+        record = record + RECORD_BYTES
     shift: gl.constexpr = 0 if HAS_MINIMA or TABLE else 8 - LOW_BITS - HIGH_BITS
     at = out + (split * rows).to(gl.int64) * out_columns
     _store(at, total, tile, lane, rows, out_columns, 1.0 / (1 << shift), TILES, ONE)
@@ -104,12 +136,12 @@ def _load_all_minima(place, lane, STEPS: gl.constexpr, KIND: gl.constexpr):
     """Return words with the minima of a lane's four rows in all steps."""
     g = lane >> 2
     if KIND == _FLOAT16:
-        words = load_words(place + g * (8 * STEPS), 1, 4, 0, True)
+        words = load_words(place + g * (8 * STEPS), 1, 4, "once")
         for i in gl.static_range(1, STEPS // 2):
-            words = words + load_words(place + g * (8 * STEPS) + 16 * i, 1, 4, 0, True)
+            words = words + load_words(place + g * (8 * STEPS) + 16 * i, 1, 4, "once")
     else:
-        words = load_words(place + g * 32, 1, 4, 0, True)
-        words = words + load_words(place + g * 32 + 16, 1, 4, 0, True)
+        words = load_words(place + g * 32, 1, 4, "once")
+        words = words + load_words(place + g * 32 + 16, 1, 4, "once")
     return words
 
 
@@ -159,9 +191,9 @@ def unpack_gluon_kernel(
     unit = gl.minimum(gl.program_id(0) * WARPS + (thread >> 5), num_units - 1)
     tile = unit // num_records
     record = records.to(gl.int64) + unit.to(gl.int64) * RECORD_BYTES
-    low, high, stored, factors, lowered, of_minima = load_codes(
-        record, lane, HIGH, SCALES, FACTORS, STEPS, LOW_BITS, HIGH_BITS, KIND, HAS_MINIMA
-    )
+    low, high, stored = load_codes(record, lane, HIGH, SCALES, STEPS, LOW_BITS, HIGH_BITS, KIND)
+    factor_words = load_factors(record + FACTORS, lane, KIND, HAS_MINIMA, "once")
+    factors, lowered, of_minima = read_factors(factor_words, lane, KIND, HAS_MINIMA)
     minima = _load_all_minima(record + MINIMA, lane, STEPS, KIND) if HAS_MINIMA else factors
     odd = lane & 1
     row = tile * 32 + (lane >> 2)

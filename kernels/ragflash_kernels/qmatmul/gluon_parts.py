@@ -5,6 +5,12 @@ from triton.experimental.gluon import language as gl
 
 from ragflash_kernels.qmatmul import ptx
 from ragflash_kernels.qmatmul.formats import Scales
+from ragflash_kernels.qmatmul.gluon_loads import (
+    byte_to_float,
+    half_to_float,
+    load_step,
+    load_words,
+)
 
 _FLOAT16 = gl.constexpr(int(Scales.FLOAT16))
 _BYTES = gl.constexpr(int(Scales.BYTES))
@@ -12,16 +18,6 @@ _OF_16 = gl.constexpr(int(Scales.SIGNED_BYTES_OF_16))
 _MAGIC = gl.constexpr(ptx.MAGIC)
 
 # What the compiler finds in a function that it calls must be data: hence tables, not functions.
-_LOADS = {
-    (count, width, stride, once): (
-        ptx.load(count, width, stride, once=once),
-        ptx.load_constraints(count, width),
-    )
-    for count in (1, 2, 4, 8)
-    for width in (2, 4)
-    for stride in (0, 128, 512)
-    for once in (False, True)
-}
 _NIBBLES = {
     (bits, row, signed): ptx.nibbles(bits, row, signed=signed)
     for bits in range(3)
@@ -36,19 +32,6 @@ _MULTIPLIES = {
 _TABLE = gl.constexpr(ptx.table())
 _MINIMA = gl.constexpr(ptx.multiply_minima())
 _MINIMA_CONSTRAINTS = gl.constexpr(ptx.constraints("ffff", "rrrrrrrr"))
-_PREFETCH = gl.constexpr(ptx.prefetch())
-_BYTES_TO_FLOATS = gl.constexpr([ptx.byte_to_float(byte) for byte in range(4)])
-_HALVES_TO_FLOATS = gl.constexpr([ptx.half_to_float(high) for high in range(2)])
-
-
-@gluon.constexpr_function
-def _load_ptx(count, width, stride, once):
-    return _LOADS[count, width, stride, once][0]
-
-
-@gluon.constexpr_function
-def _load_constraints(count, width):
-    return _LOADS[count, width, 0, False][1]
 
 
 @gluon.constexpr_function
@@ -77,34 +60,8 @@ def _floats(count):
 
 
 @gluon.jit
-def load_words(address, LOADS: gl.constexpr, WIDTH: gl.constexpr, STRIDE: gl.constexpr,
-               ONCE: gl.constexpr):  # fmt: skip
-    """Return what `ptx.load` loads."""
-    return gl.inline_asm_elementwise(
-        _load_ptx(LOADS, WIDTH, STRIDE, ONCE), _load_constraints(LOADS, WIDTH), [address],
-        dtype=_words(LOADS * WIDTH), is_pure=False, pack=1,
-    )  # fmt: skip
-
-
-@gluon.jit
 def _float(word):
     return word.to(gl.float32, bitcast=True)
-
-
-@gluon.jit
-def byte_to_float(word, BYTE: gl.constexpr):
-    """Return 2**23 + a byte."""
-    return gl.inline_asm_elementwise(
-        _BYTES_TO_FLOATS[BYTE], "=f,r", [word], dtype=gl.float32, is_pure=True, pack=1
-    )
-
-
-@gluon.jit
-def half_to_float(word, HIGH: gl.constexpr):
-    """Return a float16 half of a word."""
-    return gl.inline_asm_elementwise(
-        _HALVES_TO_FLOATS[HIGH], "=f,r", [word], dtype=gl.float32, is_pure=True, pack=1
-    )
 
 
 @gluon.jit
@@ -164,8 +121,8 @@ def _activations(q, scales, pair: gl.constexpr, TILES: gl.constexpr):
     words = ()
     floats = ()
     for tile in gl.static_range(TILES):
-        words = words + load_words(q + tile * 2048 + pair * 512, 1, 4, 0, False)
-        floats = floats + load_words(scales + tile * 256 + pair * 16, 1, 4, 0, False)
+        words = words + load_words(q + tile * 2048 + pair * 512, 1, 4, "global")
+        floats = floats + load_words(scales + tile * 256 + pair * 16, 1, 4, "global")
     return words, floats
 
 
@@ -226,134 +183,31 @@ def add_minima(sums, minima, factors, x_sums, TILES: gl.constexpr, ONE: gl.const
 
 
 @gluon.jit
-def _minima(place, lane, STEPS: gl.constexpr, KIND: gl.constexpr):
-    """Return the bits of eight floats: rows j in step c, then in step c + 4."""
-    out = ()
-    if KIND == _BYTES:
-        stored = load_words(place + lane * 8, 1, 2, 0, True)
-        for k in gl.static_range(2):
-            for j in gl.static_range(4):
-                out = out + ((byte_to_float(stored[k], j) - 8388608.0).to(gl.int32, bitcast=True),)
-    else:
-        c = lane & 3
-        at = place + ((lane >> 2) * STEPS + gl.minimum(c, STEPS - 1)) * 8
-        for k in gl.static_range(2):
-            if 4 * k < STEPS:
-                stored = load_words(at + 32 * k, 1, 2, 0, True)
-                for j in gl.static_range(4):
-                    low = half_to_float(stored[j // 2], j % 2).to(gl.int32, bitcast=True)
-                    out = out + (gl.where(c < STEPS, low, 0),)
-            else:
-                out = out + (lane * 0, lane * 0, lane * 0, lane * 0)
-    return out
-
-
-@gluon.jit
-def load_activation_sums(sums, lane, first_step, TILES: gl.constexpr, STEPS: gl.constexpr,
-                         ONE: gl.constexpr):  # fmt: skip
-    """Return for each tile: rough sum and rest in step c, then in step c + 4."""
-    c = gl.minimum(lane & 3, STEPS - 1)
-    g = lane >> 2
-    out = ()
-    for tile in gl.static_range(TILES):
-        at = sums + tile * 512 + (first_step + c) * 64 + (c * 0 if ONE else g * 8)
-        out = out + load_words(at, 1, 2, 0, False)
-        if STEPS == 8:
-            out = out + load_words(at + 256, 1, 2, 0, False)
-        else:
-            out = out + (lane * 0, lane * 0)
-    return out
-
-
-@gluon.jit
-def _row_factors(place, lane, KIND: gl.constexpr, HAS_MINIMA: gl.constexpr):
-    """Return the four rows' factors of scales, these times -2**23, and minus those of minima."""
-    g = lane >> 2
-    factors = ()
-    lowered = ()
-    of_minima = ()
-    if KIND != _FLOAT16:
-        if HAS_MINIMA:
-            stored = load_words(place + g * 16, 1, 4, 0, True)
-        else:
-            stored = load_words(place + g * 8, 1, 2, 0, True)
-        for j in gl.static_range(4):
-            if HAS_MINIMA:
-                factor = half_to_float(stored[j], 0)
-                of_minima = of_minima + (-half_to_float(stored[j], 1),)
-            else:
-                factor = half_to_float(stored[j // 2], j % 2)
-            factors = factors + (factor,)
-            lowered = lowered + (factor * -8388608.0,)
-    else:
-        zero = (lane * 0).to(gl.float32)
-        factors = (zero, zero, zero, zero)
-        lowered = factors
-        of_minima = factors
-    return factors, lowered, of_minima
-
-
-@gluon.jit
-def _high_plane(place, lane, STEPS: gl.constexpr, HIGH_BITS: gl.constexpr):
-    if HIGH_BITS == 2:
-        words = load_words(place + lane * 16, 4, 4, 512, True)
-    elif STEPS == 2:
-        words = load_words(place + lane * 8, 1, 2, 0, True)
-    else:
-        words = load_words(place + lane * 16, STEPS // 4, 4, 512, True)
-    return words
-
-
-@gluon.jit
-def load_codes(record, lane, HIGH: gl.constexpr, SCALES: gl.constexpr, FACTORS: gl.constexpr,
-               STEPS: gl.constexpr, LOW_BITS: gl.constexpr, HIGH_BITS: gl.constexpr,
-               KIND: gl.constexpr, HAS_MINIMA: gl.constexpr):  # fmt: skip
-    """Return low plane, high plane, scales, their factors, these lowered, factors of minima."""
-    low = load_words(record + lane * 16, STEPS * LOW_BITS // 4, 4, 512, True)
-    high = _high_plane(record + HIGH, lane, STEPS, HIGH_BITS) if HIGH_BITS > 0 else low
-    g = lane >> 2
-    # One load of four words is two steps' scales, or four steps' where a step has one byte a row.
-    pieces: gl.constexpr = STEPS // 2 if KIND == _FLOAT16 or KIND == _OF_16 else STEPS // 4
-    stored = load_words(record + SCALES + g * 16, pieces, 4, 128, True)
-    factors, lowered, of_minima = _row_factors(record + FACTORS, lane, KIND, HAS_MINIMA)
-    return low, high, stored, factors, lowered, of_minima
-
-
-@gluon.jit
-def load_record(record, lane, HIGH: gl.constexpr, SCALES: gl.constexpr, MINIMA: gl.constexpr,
-                FACTORS: gl.constexpr, STEPS: gl.constexpr, LOW_BITS: gl.constexpr,
-                HIGH_BITS: gl.constexpr, KIND: gl.constexpr, HAS_MINIMA: gl.constexpr):  # fmt: skip
-    """Return low plane, high plane, scales, their factors, these lowered, minima, their factors."""
-    low, high, stored, factors, lowered, of_minima = load_codes(
-        record, lane, HIGH, SCALES, FACTORS, STEPS, LOW_BITS, HIGH_BITS, KIND, HAS_MINIMA
-    )
-    minima = _minima(record + MINIMA, lane, STEPS, KIND) if HAS_MINIMA else factors
-    return low, high, stored, factors, lowered, minima, of_minima
-
-
-@gluon.jit
-def prefetch_record(record, lane, RECORD_BYTES: gl.constexpr):
-    """Ask the second-level cache for all of a record."""
-    for line in gl.static_range((RECORD_BYTES + 4095) // 4096):
-        at = record + gl.minimum(lane * 128 + line * 4096, RECORD_BYTES - 16)
-        gl.inline_asm_elementwise(_PREFETCH, "=r,l", [at], dtype=gl.int32, is_pure=False, pack=1)
-
-
-@gluon.jit
-def multiply_record(loaded, q, scales, total, STEPS: gl.constexpr, LOW_BITS: gl.constexpr,
-                    HIGH_BITS: gl.constexpr, TABLE: gl.constexpr, KIND: gl.constexpr,
-                    HAS_MINIMA: gl.constexpr, TILES: gl.constexpr, ONE: gl.constexpr):  # fmt: skip
+def multiply_record(
+    loaded, slot, lane, factors, lowered, q, scales, total, HIGH: gl.constexpr,
+    SCALES: gl.constexpr, STEPS: gl.constexpr, LOW_BITS: gl.constexpr, HIGH_BITS: gl.constexpr,
+    TABLE: gl.constexpr, KIND: gl.constexpr, HAS_MINIMA: gl.constexpr, TILES: gl.constexpr,
+    ONE: gl.constexpr, STAGED: gl.constexpr,
+):  # fmt: skip
     """Add a record's products, without minima, to `total`.
 
     Sums lie by pair of row groups, then tile, then as an instruction has them. Activations are
-    loaded two steps ahead.
+    loaded two steps ahead. The record is what was loaded, or if STAGED in shared memory at `slot`.
     """
-    low, high, stored, factors, lowered = loaded
+    low, high, stored = loaded
     words, floats = _activations(q, scales, 0, TILES)
     for pair in gl.static_range(STEPS // 2):
         if pair + 1 < STEPS // 2:
             next_words, next_floats = _activations(q, scales, pair + 1, TILES)
         for odd in gl.static_range(2):
+            if STAGED:
+                more_low, more_high, more_stored = load_step(
+                    slot, lane, 2 * pair + odd, HIGH, SCALES, STEPS, LOW_BITS, HIGH_BITS, KIND,
+                    "shared",
+                )  # fmt: skip
+                low = low + more_low
+                high = high + more_high
+                stored = stored + more_stored
             codes = ()
             for j in gl.static_range(4):
                 codes = codes + read_codes(

@@ -21,6 +21,7 @@ from ragflash_kernels.qmatmul.kernel import (
 )
 from ragflash_kernels.qmatmul.packing import PackedMatrix
 
+_RING_BYTES = 48 * 1024  # of shared memory that a program may reserve
 _DENSE_WIDTH = 32  # rows of a float matrix that a program multiplies
 _DENSE_PROGRAMS = 1024  # at least, where the columns allow as many
 _MAX_DENSE_SPLITS = 20
@@ -158,12 +159,13 @@ def multiply_quantized(
     records_per_split: int | None = None,
     warps: int = 4,
     prefetch: bool | None = None,
+    staged: bool = False,
     max_registers: int | None = None,
 ) -> torch.Tensor:
     """Return the sum of `multiply_into_splits`; arguments as there."""
     partial = multiply_into_splits(
         buffers, rows, weight, eager=eager, records_per_split=records_per_split, warps=warps,
-        prefetch=prefetch, max_registers=max_registers,
+        prefetch=prefetch, staged=staged, max_registers=max_registers,
     )  # fmt: skip
     return sum_splits(partial, weight.rows, eager=eager)
 
@@ -177,6 +179,7 @@ def multiply_into_splits(
     records_per_split: int | None = None,
     warps: int = 4,
     prefetch: bool | None = None,
+    staged: bool = False,
     max_registers: int | None = None,
 ) -> torch.Tensor:
     """Multiply quantised rows, split by split along the columns of the matrix.
@@ -190,6 +193,7 @@ def multiply_into_splits(
         records_per_split: None for what was found best; it decides the order of sums.
         warps: Of a program.
         prefetch: Ask the second-level cache for the next record; None for what was found best.
+        staged: Copy two records ahead into shared memory.
         max_registers: A thread may use; None for what was found best.
 
     Returns:
@@ -200,14 +204,16 @@ def multiply_into_splits(
         prefetch = 1 < rows <= 16 or rows > 24
     if max_registers is None and not eager and _is_hopper(weight.records.device):
         max_registers = pick_registers(weight.layout, rows)
+    if staged:
+        warps = min(warps, 4 if 8 * weight.records.shape[2] <= _RING_BYTES else 2)
     per_split = records_per_split or _records_per_split(tiles, num_records, weight.steps)
     splits = triton.cdiv(num_records, per_split)
     partial = torch.empty((splits, rows, weight.rows), device=weight.records.device)
     qmatmul_gluon_kernel[triton.cdiv(tiles, warps), splits](
         weight.records, buffers.q, buffers.scales, buffers.sums, partial, rows, weight.rows, tiles,
         num_records, per_split, TILES=triton.cdiv(rows, ROWS_PER_TILE), ONE=rows == 1,
-        WARPS=warps, PREFETCH=prefetch, EAGER=eager, num_warps=warps, maxnreg=max_registers,
-        launch_pdl=eager, **record_constants(weight.layout, weight.steps),
+        WARPS=warps, PREFETCH=prefetch, STAGED=staged, EAGER=eager, num_warps=warps,
+        maxnreg=max_registers, launch_pdl=eager, **record_constants(weight.layout, weight.steps),
     )  # fmt: skip
     return partial
 

@@ -19,29 +19,65 @@ def constraints(results: str, arguments: str) -> str:
     return ",".join([*(f"={letter}" for letter in results), *arguments])
 
 
-def load(loads: int, width: int, stride: int, *, once: bool) -> str:
+KINDS_OF_LOADS = {
+    "global": "ld.global",
+    "once": "ld.global.nc.L1::no_allocate",  # keeps what is not wanted again out of that cache
+    "shared": "ld.shared",
+}
+
+
+def load(kind: str, loads: int, width: int, stride: int) -> str:
     """Return `loads` loads of `width` words, `stride` bytes apart, from the address that follows.
 
     Args:
+        kind: A key of `KINDS_OF_LOADS`.
         loads: How many.
         width: Words of 32 bits: 1, 2 or 4.
         stride: Bytes.
-        once: What is read is not wanted again: keep it out of the first-level cache.
     """
-    kind = "ld.global.nc.L1::no_allocate" if once else "ld.global"
     vector = {1: "", 2: ".v2", 4: ".v4"}[width]
     address = loads * width
     lines = []
     for i in range(loads):
         target = registers(i * width, width)
         target = target if width == 1 else f"{{{target}}}"
-        lines.append(f"{kind}{vector}.b32 {target}, [${address}+{i * stride}];")
+        lines.append(f"{KINDS_OF_LOADS[kind]}{vector}.b32 {target}, [${address}+{i * stride}];")
     return " ".join(lines)
 
 
-def load_constraints(loads: int, width: int) -> str:
+def load_constraints(kind: str, loads: int, width: int) -> str:
     """Return the constraints of `load`."""
-    return constraints("r" * loads * width, "l")
+    return constraints("r" * loads * width, "r" if kind == "shared" else "l")
+
+
+def reserve(num_bytes: int) -> str:
+    """Return the reservation of a program's shared memory, at most 48 KB; result: its address."""
+    return f"{{ .shared .align 16 .b8 ring[{num_bytes}]; mov.u32 $0, ring; }}"
+
+
+def copy_record(num_bytes: int) -> str:
+    """Return a warp's copy of a record into shared memory that no lane reads any more, as a group.
+
+    Result 0 is nothing. Arguments: the lane; where its 16 bytes of every 512 go and come from;
+    whether there is a record.
+
+    Args:
+        num_bytes: Of the record, a multiple of 16.
+    """
+    whole, rest = divmod(num_bytes, 512)
+    lines = [".reg .pred wanted, inside;", "setp.ne.b32 wanted, $4, 0;", "bar.warp.sync -1;"]
+    copy = "cp.async.cg.shared.global [$2+{0}], [$3+{0}], 16;"
+    lines += ["@wanted " + copy.format(512 * i) for i in range(whole)]
+    if rest:
+        lines.append(f"setp.lt.and.u32 inside, $1, {rest // 16}, wanted;")
+        lines.append("@inside " + copy.format(512 * whole))
+    lines += ["cp.async.commit_group;", "mov.b32 $0, 0;"]
+    return "{ " + " ".join(lines) + " }"
+
+
+def wait_for_copies(younger: int) -> str:
+    """Return the wait of a warp until only so many younger groups are on their way; result 0."""
+    return f"cp.async.wait_group {younger}; bar.warp.sync -1; mov.b32 $0, 0;"
 
 
 def prefetch() -> str:
