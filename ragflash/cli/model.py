@@ -1,16 +1,23 @@
 """The `model` commands: fetch model files, say what is in them and what memory they take."""
 
+from dataclasses import replace
 from math import inf
-from typing import Annotated
+from pathlib import Path
+from typing import Annotated, Any
 
 import typer
 from rich.table import Column, Table
 
-from ragflash.cli.options import DataDirOption, JsonOption
+from ragflash.bench import record
+from ragflash.bench.provenance import provenance
+from ragflash.cli import parts
+from ragflash.cli.demo import GUIDE
+from ragflash.cli.options import DataDirOption, DeviceOption, JsonOption, VramOption
 from ragflash.cli.output import Output
 from ragflash.errors import ContextTooLong, ModelError, SettingInvalid
 from ragflash.kvcache import planner
 from ragflash.kvcache.formats import KV_FORMATS, KVFormatName
+from ragflash.samples import sample_path
 from ragflash.settings import load_settings
 
 __all__ = ["app"]
@@ -131,6 +138,73 @@ def plan(
         )
     if not planned.fits:
         raise typer.Exit(1)
+
+
+@app.command()
+def check(
+    model: Annotated[Path, typer.Argument(metavar="FILE", help="A GGUF file.")],
+    *,
+    kv: Annotated[
+        list[str] | None, typer.Option(help="Only this format; repeatable. All if left out.")
+    ] = None,
+    ctx: Annotated[
+        list[int] | None, typer.Option(help="Tokens of a text; repeatable. 7500 and 30000.")
+    ] = None,
+    codes: Annotated[int, typer.Option(min=1, help="Codes to be copied at each length.")] = 200,
+    device: DeviceOption = None,
+    vram_gb: VramOption = None,
+    data_dir: DataDirOption = None,
+    out: Annotated[Path | None, typer.Option(help="Also write the result to this file.")] = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Measure what storing keys and values in fewer bits does to a model, against f16.
+
+    The smallest format that passes is what `RAGFLASH_KV_FORMAT=auto` takes for the file from then
+    on, if all were measured.
+    """
+    with Output(as_json=as_json) as output:
+        from ragflash.bench import kv_quality  # noqa: PLC0415  (imports torch: seconds)
+        from ragflash.cli.models import named  # noqa: PLC0415
+        from ragflash.models.known_formats import remember_format  # noqa: PLC0415
+
+        settings = load_settings(data_dir=data_dir, device=device, vram_gb=vram_gb)
+        begun = provenance()
+        sizes = kv_quality.Sizes(codes=codes)
+        with output.progress() as track:
+            found = kv_quality.check(
+                named(str(model)),
+                sample_path(GUIDE).read_text(encoding="utf-8"),
+                formats=[_kv_format(name) for name in kv or ()],
+                device=settings.device,
+                vram_bytes=parts.vram_bytes(settings),
+                sizes=replace(sizes, contexts=tuple(ctx)) if ctx else sizes,
+                progress=track,
+            )
+        output.show(_quality_table(found["rows"]))
+        output.say(f"\nThe smallest format that passes: {found['best']}")
+        if not kv and not ctx:
+            folder = settings.data_dir / "cache"
+            remember_format(found["sha256"], found["model"], found["best"], folder)
+        result = {**begun, **found}
+        output.result(result)
+        if out is not None:
+            record.write(out, result)
+
+
+def _quality_table(rows: list[dict[str, Any]]) -> Table:
+    columns = ("format", "tokens", "mean KL", "99 % KL", "codes copied", "with f16", "")
+    table = Table(*columns, box=None)
+    for row in rows:
+        table.add_row(
+            row["kv_format"],
+            f"{row['context_tokens']:,}",
+            f"{row['mean_kl']:.2e}",
+            f"{row['tail_kl']:.2e}",
+            f"{row['copied']:.3f}",
+            f"{row['copied_exact']:.3f}",
+            "passes" if row["passes"] else "loses too much",
+        )
+    return table
 
 
 def _kv_format(name: str) -> KVFormatName:

@@ -88,7 +88,7 @@ def start_engine(
     model_hash = content_hash(model_path, cache_dir)
     is_card = where.type == "cuda"
     if is_card:
-        kv = card_format(kv_format, model_hash)
+        kv = card_format(kv_format, model_hash, cache_dir)
         card = CardOptions(vram_bytes, context_tokens, kv, max_slots, verify_rows, exact)
         place = partial(place_on_card, device=where, options=card)
     else:

@@ -2,6 +2,7 @@
 
 import logging
 from dataclasses import dataclass
+from pathlib import Path
 
 import torch
 
@@ -22,6 +23,7 @@ from ragflash.kvcache.planner import (
 )
 from ragflash.models.device.graphs import ROW_COUNTS
 from ragflash.models.device.model import DeviceModel
+from ragflash.models.known_formats import known_format
 from ragflash.models.registry import load_records
 from ragflash.models.shapes import model_shape
 
@@ -50,9 +52,17 @@ class CardOptions:
     exact: bool = False
 
 
-def card_format(wanted: KVFormatChoice, model_hash: str) -> KVFormatName:
-    """Return the format of keys and values; `auto` is `q8_0` for a file that is not known."""
-    return "q8_0" if wanted == "auto" else wanted
+def card_format(wanted: KVFormatChoice, model_hash: str, folder: Path | None) -> KVFormatName:
+    """Return the format of keys and values; `auto` is `q8_0` for a file that was never measured.
+
+    Args:
+        wanted: What is asked for.
+        model_hash: SHA-256 of the file.
+        folder: Where formats are remembered that were measured on this machine.
+    """
+    if wanted != "auto":
+        return wanted
+    return known_format(model_hash, folder) or "q8_0"
 
 
 def place_on_card(file: GGUFFile, device: torch.device, options: CardOptions) -> Placed:

@@ -5,6 +5,7 @@ import json
 import pytest
 
 from ragflash.cli.hub import HubFile
+from ragflash.models.known_formats import known_format
 from tests.models.families import FAMILIES
 from tests.models.toy_files import write_gguf
 
@@ -97,3 +98,26 @@ def test_pull_puts_files_into_the_data_folder(run, data_dir, monkeypatch):
     found = json.loads(run("model", "pull", "someone/Model-GGUF", "--json").stdout)
     assert found["path"] == str(data_dir / "models" / "someone" / "Model-GGUF" / "m-Q8_0.gguf")
     assert run("model", "pull", "nonsense").exit_code == 2
+
+
+def test_check_measures_formats_and_remembers_the_best(run, toy, data_dir, tmp_path, monkeypatch):
+    row = {"kv_format": "tq4", "context_tokens": 7500, "mean_kl": 0.001, "tail_kl": 0.01}
+    row |= {"copied": 0.99, "copied_exact": 1.0, "passes": True}
+    asked = []
+
+    def measure(path, prose, **options):
+        asked.append(options)
+        return {"model": path.name, "sha256": "a" * 64, "best": "tq4", "rows": [row]}
+
+    monkeypatch.setattr("ragflash.bench.kv_quality.check", measure)
+    out = tmp_path / "quality.json"
+    result = run("model", "check", toy, "--kv", "tq4", "--ctx", "7500", "--out", out)
+    assert result.exit_code == 0, result.output
+    assert "passes" in result.stdout
+    assert json.loads(out.read_text())["command"].startswith("ragflash ")
+    assert asked[0]["formats"] == ["tq4"]
+    assert asked[0]["sizes"].contexts == (7500,)
+    assert known_format("a" * 64, data_dir / "cache") is None, "only one format was measured"
+    assert run("model", "check", toy).exit_code == 0
+    assert known_format("a" * 64, data_dir / "cache") == "tq4"
+    assert run("model", "check", toy, "--kv", "q3").exit_code == 2

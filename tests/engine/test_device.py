@@ -4,8 +4,10 @@ import pytest
 import torch
 
 from ragflash.engine import device
+from ragflash.engine.card import card_format
 from ragflash.errors import DeviceMemoryShort, DeviceMissing, DeviceUnsupported
 from ragflash.kvcache.planner import CONTEXT_BYTES, PlanOptions, plan_memory
+from ragflash.models.known_formats import remember_format
 from ragflash.models.shapes import model_shape, shape_file
 
 GIB = 1 << 30
@@ -103,3 +105,10 @@ def test_running_out_of_memory_says_what_to_do(card, plan):
     assert "qwen35-27b" in caught.value.detail
     with pytest.raises(ZeroDivisionError), device.explained_memory(plan):
         raise ZeroDivisionError
+
+
+def test_an_unnamed_format_is_the_measured_one_or_q8_0(tmp_path):
+    assert card_format("tq4", "a" * 64, None) == "tq4"
+    assert card_format("auto", "a" * 64, tmp_path) == "q8_0"
+    remember_format("a" * 64, "model.gguf", "tq3_0", tmp_path)
+    assert card_format("auto", "a" * 64, tmp_path) == "tq3_0"

@@ -1,6 +1,6 @@
-"""One sequence on a model where it runs, fed with known tokens, without an engine around it."""
+"""Models for one sequence, text to feed them with, and what they choose."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 import torch
@@ -8,11 +8,10 @@ import torch
 from ragflash.engine.card import CardOptions, place_on_card
 from ragflash.engine.host import HostOptions, place_on_host
 from ragflash.engine.placed import Placed
+from ragflash.engine.reading import Reading
 from ragflash.gguf.reader import GGUFFile
 from ragflash.gguf.tokenizer import Tokenizer
-from ragflash.kvcache.allocator import pages_for
 from ragflash.kvcache.formats import KVFormatName
-from ragflash.models.contract import ForwardBatch, SequenceRows
 
 ROOT = Path(__file__).parents[2]
 
@@ -44,42 +43,12 @@ def read_tokens(path: Path, count: int) -> list[int]:
     raise AssertionError(f"there are {len(tokens)} tokens of text, {count} are wanted")
 
 
-class Reading:
-    """A sequence in slot 0 from its beginning."""
-
-    def __init__(self, placed: Placed) -> None:
-        self._placed = placed
-        self._table = placed.allocators.new_table()
-        placed.model.reset(0)
-
-    def close(self) -> None:
-        """Give the pages back."""
-        self._table.release()
-
-    @torch.inference_mode()
-    def feed(self, tokens: Sequence[int], *, num_draft: int = 0) -> torch.Tensor:
-        """Compute rows, all of them valid; return the logits of all, until the next call."""
-        table, model = self._table, self._placed.model
-        committed, end = table.length, table.length + len(tokens)
-        table.reserve(len(tokens))
-        packed = table.packed_pages
-        rows = SequenceRows(
-            slot=0,
-            num_rows=len(tokens),
-            committed=committed,
-            pages=table.pages[: pages_for(end) - len(packed)],
-            logit_rows=tuple(range(len(tokens))),
-            num_draft=num_draft,
-            packed_pages=packed,
-        )
-        batch = ForwardBatch(torch.tensor(tokens), torch.arange(committed, end), (rows,))
-        logits = model.forward(batch, self._placed.pages)
-        model.commit(0, len(tokens))
-        self._placed.pages.convert(table.advance(len(tokens)))
-        return logits
-
-    def choices(self, tokens: Sequence[int], rows: int) -> Iterable[torch.Tensor]:
-        """Yield the likeliest token after every one of `tokens`, computed so many at a time."""
-        for start in range(0, len(tokens), rows):
-            part = tokens[start : start + rows]
-            yield self.feed(part, num_draft=len(part) - 1).argmax(-1)
+def choices(placed: Placed, tokens: Sequence[int], rows: int) -> torch.Tensor:
+    """Return the likeliest token after every one of `tokens`, computed so many at a time."""
+    reading, found, start = Reading(placed, len(tokens)), [], 0
+    while start < len(tokens):
+        part = tokens[start : start + min(rows, reading.room)]
+        found.append(reading.feed(part, num_draft=len(part) - 1).argmax(-1))
+        start += len(part)
+    reading.close()
+    return torch.cat(found)

@@ -7,9 +7,8 @@ are packed.
 """
 
 import pytest
-import torch
 
-from tests.gpu.reading import Reading, place, read_tokens
+from tests.gpu.reading import choices, place, read_tokens
 
 ROWS = 16
 MOST_FLIPS = 1 / 5000
@@ -20,12 +19,8 @@ models = pytest.mark.parametrize("model_path", ["smollm2", "gemma"], indirect=Tr
 def count_flips(placed, pieces, rows=ROWS) -> int:
     flips = 0
     for tokens in pieces:
-        found = []
-        for at_once in (1, rows):
-            reading = Reading(placed)
-            found.append(torch.cat([*reading.choices(tokens, at_once)]))
-            reading.close()
-        flips += int((found[0] != found[1]).sum())
+        plain, verified = (choices(placed, tokens, at_once) for at_once in (1, rows))
+        flips += int((plain != verified).sum())
     return flips
 
 

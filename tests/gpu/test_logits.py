@@ -7,7 +7,8 @@ prompt); llama.cpp, which rounds alike, is 1.2 to 1.4 off at most on the same fi
 import pytest
 import torch
 
-from tests.gpu.reading import Reading, place
+from ragflash.engine.reading import Reading
+from tests.gpu.reading import place
 from tests.models.goldens import load_golden
 
 GOLDENS = {"smollm2": "smollm2_logits.json", "gemma": "gemma3_logits.json"}
@@ -25,7 +26,7 @@ def test_logits_are_as_near_as_the_arithmetic_allows(model_path, golden, rows, d
     golden = load_golden(golden)
     ids = golden["ids"][: 64 if is_small else 600]
     placed = place(model_path, device, context_tokens=1024, kv_format="f16")
-    reading = Reading(placed)
+    reading = Reading(placed, len(ids))
     parts = [ids[start : start + rows] for start in range(0, len(ids), rows)]
     logits = torch.cat([reading.feed(part).clone() for part in parts]).cpu()
     reading.close()
