@@ -17,10 +17,10 @@ TABLES = dict.fromkeys(("first_rows", "slots", "counts"), "*i32")
 
 
 def floats(function, **others: str) -> dict[str, str]:
-    """Pointers of a kernel: all but tables and sizes are float32."""
+    """Types of a kernel's arguments: pointers, but for tables and sizes, are of float32."""
     small = {"rows", "chunks", "num_sequences", "num_slots"}
     names = [n for n in function.arg_names if n == n.lower() and n not in small | set(TABLES)]
-    found = {name: "*fp32" for name in names if not name.endswith("_stride")}
+    found = {name: "i32*16" if name.endswith("_stride") else "*fp32" for name in names}
     return found | {n: k for n, k in TABLES.items() if n in function.arg_names} | others
 
 

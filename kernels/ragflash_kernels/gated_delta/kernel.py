@@ -70,13 +70,17 @@ def prepare_rows_kernel(
 
     `tails` and the tapes are `DeltaStates` of a layer, the rest as in `delta_step`. Written are the
     tapes, `queries` `[N, Hk, D]`, `values` `[N, Hv, Dv]`, `steps` `[N, Hv]`, and zeros in `out` of
-    rows of no sequence. SEQUENCES and HEADS are powers of two, at least S and Hv.
+    rows of no sequence. SEQUENCES and HEADS are powers of two, at least S and Hv. If EAGER, the
+    weights are on their way to the second-level cache before the previous kernel has ended.
     """
     row = tl.program_id(0)
     head = tl.program_id(1)
     channels: tl.constexpr = 2 * KEY_HEADS * DIM + VALUE_HEADS * VALUE_DIM
     if EAGER:
         tl.extra.cuda.gdc_launch_dependents()
+        values_before = tl.maximum(head - 2 * KEY_HEADS, 0) * VALUE_DIM
+        channel = tl.minimum(head, 2 * KEY_HEADS) * DIM + values_before + tl.arange(0, DIM)
+        _prefetch(conv + tl.minimum(channel, channels - 1) * WIDTH)
         tl.extra.cuda.gdc_wait()
     number = tl.arange(0, SEQUENCES)
     ends = tl.load(first_rows + 1 + number, mask=number < num_sequences, other=row + 1)

@@ -49,6 +49,7 @@ class _Scratch:
 
     queries: torch.Tensor  # [T, Hk, D]
     keys: torch.Tensor  # [T, Hk, 2, D]
+    columns: torch.Tensor  # [Hk, 2, D, T]
     values: torch.Tensor  # [T, Hv, Dv]
     decay: torch.Tensor  # [Hv, T]
     steps: torch.Tensor  # [Hv, T]
@@ -68,6 +69,7 @@ class _Scratch:
         return cls(
             empty(rows, sizes.key_heads, sizes.key_dim, dtype=half),
             empty(rows, sizes.key_heads, 2, sizes.key_dim, dtype=half),
+            empty(sizes.key_heads, 2, sizes.key_dim, rows, dtype=half),
             empty(rows, heads, sizes.value_dim),
             empty(heads, rows),
             empty(heads, rows),
@@ -100,8 +102,8 @@ def delta_prefill_triton(
     out = torch.empty((rows, sizes.value_heads, sizes.value_dim), dtype=out_dtype, device=device)
     tail = states.tails[slot]
     prepare_chunks_kernel[chunks * CHUNK // ROWS, 2 * sizes.key_heads + sizes.value_heads](
-        first_column(qkv), conv, tail, scratch.queries, scratch.keys, scratch.values,
-        *qkv.partials.stride()[:2], rows, PARTS=len(qkv.partials), WIDTH=sizes.conv_width,
+        first_column(qkv), conv, tail, scratch.queries, scratch.keys, scratch.columns,
+        scratch.values, *qkv.partials.stride()[:2], rows, chunks * CHUNK, PARTS=len(qkv.partials), WIDTH=sizes.conv_width,
         BLOCK=ROWS, num_warps=4, **constants,
     )  # fmt: skip
     solve_chunks_kernel[chunks, sizes.value_heads](
@@ -113,8 +115,8 @@ def delta_prefill_triton(
     )  # fmt: skip
     block = min(options.value_block, sizes.value_dim)
     chain_chunks_kernel[sizes.value_heads, sizes.value_dim // block](
-        scratch.queries, scratch.keys, scratch.values, scratch.decay, scratch.steps,
-        scratch.inverses, scratch.mixing, states.memories[slot], out, rows, chunks, BLOCK=block,
+        scratch.queries, scratch.keys, scratch.columns, scratch.values, scratch.decay,
+        scratch.steps, scratch.inverses, scratch.mixing, states.memories[slot], out, rows, chunks, BLOCK=block,
         KEEP=keep, num_warps=options.warps,
         num_stages=options.stages, **constants,
     )  # fmt: skip
