@@ -198,6 +198,7 @@ class Nursery:
         fates: Of each session whether it must be `there`, or `gone`, or `maybe` either.
         kills: How many children were killed.
         boundaries: In the work of a child that was not.
+        work_s: How long that took.
     """
 
     def __init__(self, path: Path) -> None:
@@ -205,6 +206,7 @@ class Nursery:
         self.fates: dict[int, str] = {}
         self.kills = 0
         self.boundaries = 0
+        self.work_s = 0.0
         self._number = 0
 
     def raise_child(
@@ -221,8 +223,10 @@ class Nursery:
                 word, _, rest = line.strip().partition(" ")
                 if word == "boundaries":
                     self.boundaries = int(rest)
+                    self.work_s = time.monotonic() - started
                 elif word == "checked":
                     self.fates.clear()
+                    started = time.monotonic()
                     if kill_after_s is not None:
                         time.sleep(kill_after_s)
                         os.kill(child, signal.SIGKILL)
@@ -235,18 +239,17 @@ class Nursery:
 
 
 def main(path: Path, seed: int, kills: int) -> None:
-    """Kill at every boundary in turn; in every tenth child at any time, or while it recovers."""
+    """Kill at every boundary in turn; now and then at any time, and while recovering."""
     chance = random.Random(seed)
     nursery = Nursery(path)
-    started = time.monotonic()
     assert not nursery.raise_child(), "nothing was to be killed"
-    work_s, boundaries = time.monotonic() - started, nursery.boundaries
+    boundaries = nursery.boundaries
     fuse = timed = early = 0
     while nursery.kills < kills:
         kind = chance.randrange(10)
-        if kind == 0:
-            timed += nursery.raise_child(kill_after_s=chance.uniform(0.0, work_s))
-        elif kind == 1:
+        if kind < 2:
+            timed += nursery.raise_child(kill_after_s=chance.uniform(0.0, nursery.work_s))
+        elif kind == 2:
             nursery.raise_child(chance.randrange(boundaries))
             early += nursery.raise_child(chance.randrange(3), early=True)
         else:
