@@ -48,13 +48,17 @@ def start(path: Path, kv_format, **options) -> EngineClient:
     )
 
 
-def ask(engine: EngineClient, question: str, document: str = DOCUMENTS[0]) -> Finished:
+def ask(
+    engine: EngineClient, question: str, document: str = DOCUMENTS[0], max_tokens: int = 8
+) -> Finished:
     span = Span("manual", 0, 0, len(document))
     segments = (
         TextSegment(SegmentKind.DOCUMENT, document, (span,)),
         TextSegment(SegmentKind.QUESTION, question),
     )
-    request = GenerateRequest("r", (ChatMessage("user", segments),), max_tokens=8, logprobs=True)
+    request = GenerateRequest(
+        "r", (ChatMessage("user", segments),), max_tokens=max_tokens, logprobs=True
+    )
     return asyncio.run(engine.complete(request))
 
 
@@ -68,7 +72,7 @@ def test_an_answer_from_the_cache_equals_a_cold_one_bit_for_bit(toys, name, kv_f
     engine = start(path, kv_format)
     try:
         for document in DOCUMENTS:
-            ask(engine, "What?", document)
+            ask(engine, "What?", document, max_tokens=0)
         warm = [ask(engine, "How often?", document) for document in DOCUMENTS]
         assert all(found.usage.cached_tokens >= 742 for found in warm)
     finally:

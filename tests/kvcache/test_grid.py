@@ -1,7 +1,7 @@
 """Two forms of pages: position alone decides which is read, and nothing is converted twice."""
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ragflash.kvcache.allocator import PAGE_TOKENS, PageAllocator, PageForm, PagesExhausted
@@ -179,6 +179,7 @@ def test_exact_pages_alone_are_one_form():
         books.of(PageForm.PACKED)
 
 
+@settings(max_examples=50)
 @given(
     st.integers(0, 1400),
     st.lists(st.tuples(st.integers(0, 9), st.integers(0, 255), st.integers(0, 700)), max_size=6),

@@ -16,7 +16,7 @@ from ragflash.kvcache.pages import (
     PagePool,
     packed_page_bytes,
 )
-from ragflash.kvcache.table import PageConversion
+from ragflash.kvcache.table import PageConversion, PageCopy
 from ragflash.models.contract import ForwardBatch, SequenceRows
 from ragflash.models.layers import PagedKV, Step
 from ragflash_kernels.kv_codec import decode_pages, encode_pages
@@ -66,6 +66,26 @@ def test_pages_are_packed_in_all_layers_and_no_others_change(kv_format):
         )
         assert torch.equal(keys, expected)
     assert all((pool.page(page) == 7).all() for page in (0, 2, 3))
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("kv_format", PACKED)
+def test_a_card_packs_and_copies_the_same_bytes(kv_format):
+    layout = KVLayout((LayerKV(4, 256), LayerKV(2, 128)), torch.float16)
+    packed, exact = [], []
+    for device in ("cpu", "cuda"):
+        pool, target = PagePool(layout, 5, device), PackedPool(layout, kv_format, 4, device)
+        generator = torch.Generator().manual_seed(3)
+        for page in range(3):
+            values = torch.randn(layout.page_values, generator=generator)
+            pool.page(page).copy_(values.half())
+        pages = KVPages(pool, target)
+        pages.copy([PageCopy(2, 4, 256), PageCopy(0, 3, 256), PageCopy(1, 3, 100)])
+        pages.convert([PageConversion(4, 2), PageConversion(3, 0), PageConversion(1, 3)])
+        packed.append(torch.stack([target.page(page).cpu() for page in (0, 2, 3)]))
+        exact.append(torch.stack([pool.page(page).cpu() for page in (3, 4)]))
+    assert torch.equal(*packed)
+    assert torch.equal(*exact)
 
 
 def rows_of(num_rows: int, committed: int) -> SequenceRows:

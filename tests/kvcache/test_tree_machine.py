@@ -152,4 +152,4 @@ class TwoFormsMachine(EngineMachine):
 TestEngineMachine = EngineMachine.TestCase
 TestEngineMachine.settings = settings(max_examples=40, stateful_step_count=25, deadline=None)
 TestTwoFormsMachine = TwoFormsMachine.TestCase
-TestTwoFormsMachine.settings = settings(max_examples=40, stateful_step_count=25, deadline=None)
+TestTwoFormsMachine.settings = settings(max_examples=25, stateful_step_count=25, deadline=None)
