@@ -218,6 +218,7 @@ class Nursery:
         bomb, first = Bomb(fuse), self._number
         child = fork(lambda: live(self.path, self.fates, bomb, theirs, first, early=early))
         os.close(theirs)
+        started = 0.0
         with os.fdopen(ours, encoding="ascii") as told:
             for line in told:
                 word, _, rest = line.strip().partition(" ")
