@@ -67,16 +67,17 @@ def delta_step(
     _check_int32(first_rows, slots)
     if len(first_rows) != len(slots) + 1:
         raise KernelInputError(f"{len(first_rows)} first rows for {len(slots)} sequences")
-    layer = {"conv": conv, "decay_rate": decay_rate, "decay_bias": decay_bias}
     if (backend or pick_backend(conv.device)) is Backend.REFERENCE:
         return delta_step_reference(
-            qkv, beta, alpha, **layer, states=states, first_rows=first_rows, slots=slots
-        )
+            qkv, beta, alpha, conv=conv, decay_rate=decay_rate, decay_bias=decay_bias,
+            states=states, first_rows=first_rows, slots=slots,
+        )  # fmt: skip
     from ragflash_kernels.gated_delta.launch import delta_step_triton  # noqa: PLC0415 - lazy
 
     return delta_step_triton(
-        qkv, beta, alpha, **layer, states=states, first_rows=first_rows, slots=slots, eager=eager
-    )
+        qkv, beta, alpha, conv=conv, decay_rate=decay_rate, decay_bias=decay_bias, states=states,
+        first_rows=first_rows, slots=slots, eager=eager,
+    )  # fmt: skip
 
 
 def delta_commit(
