@@ -18,7 +18,7 @@ TABLES = dict.fromkeys(("first_rows", "slots", "counts"), "*i32")
 
 def floats(function, **others: str) -> dict[str, str]:
     """Types of a kernel's arguments: pointers, but for tables and sizes, are of float32."""
-    small = {"rows", "chunks", "num_sequences", "num_slots"}
+    small = {"rows", "all_rows", "chunks", "num_sequences", "num_slots"}
     names = [n for n in function.arg_names if n == n.lower() and n not in small | set(TABLES)]
     found = {name: "i32*16" if name.endswith("_stride") else "*fp32" for name in names}
     return found | {n: k for n, k in TABLES.items() if n in function.arg_names} | others
@@ -50,13 +50,13 @@ def delta_commit(sm: int, rows: str):
     return compile_kernel(function, floats(function), constants, sm=sm, warps=4)
 
 
-HALVES = dict.fromkeys(("queries", "keys", "inverses", "mixing"), "*bf16")
+HALVES = dict.fromkeys(("queries", "keys", "columns", "inverses", "mixing"), "*bf16")
 
 
 def delta_prepare_chunks(sm: int, dtype: str):
     constants = SIZES | {"PARTS": 1, "WIDTH": 4, "BLOCK": ROWS}
     function = chunks_kernel.prepare_chunks_kernel
-    pointers = floats(function, qkv=f"*{dtype}", queries="*bf16", keys="*bf16")
+    pointers = floats(function, qkv=f"*{dtype}", queries="*bf16", keys="*bf16", columns="*bf16")
     return compile_kernel(function, pointers, constants, sm=sm, warps=4)
 
 

@@ -103,8 +103,8 @@ def delta_prefill_triton(
     tail = states.tails[slot]
     prepare_chunks_kernel[chunks * CHUNK // ROWS, 2 * sizes.key_heads + sizes.value_heads](
         first_column(qkv), conv, tail, scratch.queries, scratch.keys, scratch.columns,
-        scratch.values, *qkv.partials.stride()[:2], rows, chunks * CHUNK, PARTS=len(qkv.partials), WIDTH=sizes.conv_width,
-        BLOCK=ROWS, num_warps=4, **constants,
+        scratch.values, *qkv.partials.stride()[:2], rows, chunks * CHUNK,
+        PARTS=len(qkv.partials), WIDTH=sizes.conv_width, BLOCK=ROWS, num_warps=4, **constants,
     )  # fmt: skip
     solve_chunks_kernel[chunks, sizes.value_heads](
         scratch.queries, scratch.keys, first_column(beta), first_column(alpha), decay_rate,
@@ -116,9 +116,8 @@ def delta_prefill_triton(
     block = min(options.value_block, sizes.value_dim)
     chain_chunks_kernel[sizes.value_heads, sizes.value_dim // block](
         scratch.queries, scratch.keys, scratch.columns, scratch.values, scratch.decay,
-        scratch.steps, scratch.inverses, scratch.mixing, states.memories[slot], out, rows, chunks, BLOCK=block,
-        KEEP=keep, num_warps=options.warps,
-        num_stages=options.stages, **constants,
+        scratch.steps, scratch.inverses, scratch.mixing, states.memories[slot], out, rows, chunks,
+        BLOCK=block, KEEP=keep, num_warps=options.warps, num_stages=options.stages, **constants,
     )  # fmt: skip
     if keep:
         last = qkv.partials[:, -len(tail) :]
