@@ -17,9 +17,9 @@ KV_HEADS, GROUP, HEAD_DIM, PAGE = 4, 6, 256, 256
 SCALE = 1 / 16
 SWEEP = {  # tiles of eight queries, registers, keys ahead, by rows
     1: ((1, 80, False), (1, 64, False), (1, 128, True)),
-    8: ((3, 128, True), (6, 128, False), (6, None, False)),
-    16: ((4, 128, False), (6, 128, False), (6, None, True), (12, None, False)),
-    21: ((6, 128, False), (8, 128, False), (8, None, False)),
+    8: ((3, 128, True), (6, 128, False), (6, 255, False)),
+    16: ((4, 128, False), (6, 128, False), (6, 255, True), (12, 255, False)),
+    21: ((6, 128, False), (8, 128, False), (8, 255, False)),
 }
 
 

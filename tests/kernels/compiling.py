@@ -28,7 +28,10 @@ from ragflash_kernels.kv_codec.formats import (
     scale_block,
     value_tiles,
 )
+from ragflash_kernels.paged_attention import gluon_kernel as tq3_kernel
 from ragflash_kernels.paged_attention import kernel as attention_kernel
+from ragflash_kernels.paged_attention.gluon_tq3 import pick_registers as pick_tq3_registers
+from ragflash_kernels.paged_attention.gluon_tq3 import program_constants
 from ragflash_kernels.paged_attention.launch import pick_tile
 from ragflash_kernels.prefill_attention import kernel as prefill_kernel
 from ragflash_kernels.prefill_attention.launch import pick_tile as pick_prefill_tile
@@ -237,6 +240,25 @@ def attend(sm: int, kv_format: str, head_dim: str):
     )
 
 
+def attend_tq3(sm: int, head_dim: str, tiles: str):
+    """Attention over TQ3_0 pages of 256 tokens, of so many tiles of eight queries."""
+    dim, count = int(head_dim), int(tiles)
+    layout = page_layout(KvFormat.TQ3_0, 256, dim)
+    constants = {
+        "DIM": dim, "PAGE": 256, "HIGH": layout.high, "SCALES": layout.scales,
+        "SIZE": layout.size, "EAGER": sm >= 90, **program_constants(dim, count),
+    }  # fmt: skip
+    whole = ("bounds", "page_table", "first_rows", "starts", "ends")
+    pointers = dict.fromkeys(whole, "*i32") | {
+        "q": "*i8", "scales": "*fp32", "keys": "*u8", "values": "*u8", "out": "*fp32",
+        "lse": "*fp32",
+    }  # fmt: skip
+    return compile_kernel(
+        tq3_kernel.attend_tq3_kernel, pointers, constants, sm=sm, warps=dim // 32,
+        registers=pick_tq3_registers(count),
+    )  # fmt: skip
+
+
 def merge_parts(sm: int, kind: str, head_dim: str):
     """The sum of 64 splits of exact pages and 512 of packed ones, onto the grid or into rows."""
     dim, quantized = int(head_dim), kind == "grid"
@@ -344,6 +366,7 @@ KERNELS: dict[str, Callable] = {
     "gather_rows": gather_rows,
     "encode": encode,
     "attend": attend,
+    "attend_tq3": attend_tq3,
     "merge_parts": merge_parts,
     "attend_many": attend_many,
     "unpack_pages": unpack_pages,

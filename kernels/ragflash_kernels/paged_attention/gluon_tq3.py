@@ -17,8 +17,11 @@ from ragflash_kernels.paged_attention.visibility import Visibility
 
 _QUERIES = 8  # of a tile
 _TOKENS = 128  # of a step, where heads have most values
-_MOST_TILES = 6
-_AHEAD_TILES = 3
+_TILE_COUNTS = (1, 2, 3, 4, 6, 8, 12)  # that a program may take; each is compiled
+_UNPACKING = 3.5  # what unpacking costs a program, in tiles
+_TWO_BUFFERS = 8  # up to so many tiles two buffers of weights fit 48 KB with the rest
+_AHEAD_TILES = 3  # up to which registers are left for the next step's keys
+_TWO_PROGRAMS = 128, 6  # registers of a thread, up to so many tiles: an SM then has two programs
 
 
 def attend_tq3(
@@ -55,7 +58,7 @@ def attend_tq3(
         lse: float32 `[N, Hq, splits]`, written: base-2 logarithms of sums of weights, -inf where a
             row sees nothing.
         tiles: Of eight queries, that a program takes; None for what was found fastest.
-        registers: That a thread takes at most; None for as many as it wants.
+        registers: That a thread takes at most; None for what was found fastest.
         ahead: Load the keys of the next step early; None for what was found fastest.
         eager: Programmatic dependent launch (sm_90).
 
@@ -67,7 +70,8 @@ def attend_tq3(
     kv_heads, sequences = keys.shape[1], visibility.ends.shape[0]
     group = num_heads // kv_heads
     needed = triton.cdiv(min(visibility.max_rows, num_rows) * group, _QUERIES)
-    per_program, groups = _share(needed, tiles)
+    per_program = tiles or pick_tiles(needed)
+    groups = triton.cdiv(needed, per_program)
     all_tiles = per_program * groups
     shape = (sequences, kv_heads, all_tiles)
     q8 = torch.empty((*shape, _QUERIES * head_dim), dtype=torch.int8, device=q.device)
@@ -79,28 +83,38 @@ def attend_tq3(
         EAGER=eager, num_warps=1, launch_pdl=eager,
     )  # fmt: skip
     layout = page_layout(KvFormat.TQ3_0, page_tokens, head_dim)
-    warps = head_dim // 32
+    constants = program_constants(head_dim, per_program)
+    if ahead is not None:
+        constants["AHEAD"] = ahead
     attend_tq3_kernel[groups * kv_heads, lse.shape[2], sequences](
         q8, scales, bounds, keys, values, visibility.page_table, visibility.first_rows,
         visibility.starts, visibility.ends, out, lse, keys.stride(0), values.stride(0), kv_heads,
         group, visibility.page_table.shape[1], lse.shape[2], split_tokens, all_tiles, groups,
         DIM=head_dim, PAGE=page_tokens, HIGH=layout.high, SCALES=layout.scales, SIZE=layout.size,
-        TILES=per_program, WARPS=warps, BUFFERS=pick_buffers(per_program),
-        AHEAD=per_program <= _AHEAD_TILES if ahead is None else ahead, EAGER=eager,
-        num_warps=warps, launch_pdl=eager, maxnreg=registers,
+        EAGER=eager, num_warps=constants["WARPS"], launch_pdl=eager,
+        maxnreg=registers or pick_registers(per_program), **constants,
     )  # fmt: skip
 
 
-def pick_buffers(tiles: int) -> int:
-    """Return how many buffers for weights fit 48 KB of shared memory with the rest."""
-    return 2 if tiles <= 8 else 1
+def program_constants(head_dim: int, tiles: int) -> dict[str, int]:
+    """Return what the kernel is compiled for, apart from the pages."""
+    return {
+        "TILES": tiles,
+        "WARPS": head_dim // 32,
+        "BUFFERS": 2 if tiles <= _TWO_BUFFERS else 1,
+        "AHEAD": tiles <= _AHEAD_TILES,
+    }
 
 
-def _share(needed: int, tiles: int | None) -> tuple[int, int]:
-    """Return how many tiles a program takes, and how many programs share them."""
-    most = tiles or _MOST_TILES
-    groups = triton.cdiv(needed, most)
-    return triton.cdiv(needed, groups), groups
+def pick_registers(tiles: int) -> int | None:
+    """Return how many registers a thread may take; None for no limit."""
+    most, up_to = _TWO_PROGRAMS
+    return most if tiles <= up_to else None
+
+
+def pick_tiles(needed: int) -> int:
+    """Return how many tiles a program should take of those that are needed."""
+    return min(_TILE_COUNTS, key=lambda count: triton.cdiv(needed, count) * (_UNPACKING + count))
 
 
 def _check(
