@@ -240,7 +240,7 @@ class ManyRows:
                 packed.kv_format,
                 packed.kv_format,
             )
-        mixed = prefill_attention(
+        return prefill_attention(
             q,
             exact.keys(kv.layer),
             exact.values(kv.layer),
@@ -249,11 +249,10 @@ class ManyRows:
             history,
             scale=kv.scale,
             window=kv.window,
+            gate=inputs.gate,
+            out_dtype=self.dtype,
             workspace=self.scratch,
         ).flatten(1)
-        if inputs.gate is not None:
-            mixed = mixed * inputs.gate.sum().sigmoid()
-        return mixed.to(self.dtype)
 
     def delta(
         self, layer: int, qkv: Columns, beta: Columns, alpha: Columns, weights: DeltaWeights
