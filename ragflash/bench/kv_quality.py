@@ -246,11 +246,8 @@ def _compare(
     found: Sequence[_Outcome],
 ) -> Quality:
     divergences = torch.cat(
-        [
-            (p.logprobs.exp() * (p.logprobs - q.logprobs)).sum(-1)
-            for p, q in zip(exact, found, strict=True)
-        ]
-    ).double()
+        [_divergences(p.logprobs, q.logprobs) for p, q in zip(exact, found, strict=True)]
+    )
     num_codes = sum(len(probe.codes) for probe in probes)
     return Quality(
         kv_format=name,
@@ -262,6 +259,12 @@ def _compare(
         num_codes=num_codes,
         num_positions=len(divergences),
     )
+
+
+def _divergences(p: torch.Tensor, q: torch.Tensor) -> torch.Tensor:
+    """Return Kullback and Leibler's divergence of each row of q from p, both `[N, V]` in nats."""
+    rows = zip(p, q, strict=True)  # one by one: float64 of all would be gigabytes
+    return torch.stack([(one.double().exp() * (one.double() - other)).sum() for one, other in rows])
 
 
 def _place(

@@ -18,7 +18,7 @@ from ragflash.engine.cards import Card
 from ragflash.errors import EngineError, SettingInvalid
 from tests.bench.test_make_model import write_toy
 
-SIZES = Sizes(prefill=40, depth=300, whole=350, decode=8, steps=2, runs=2, small_prefill=30)
+SIZES = Sizes(prefill=40, depth=300, whole=350, decode=8, steps=1, runs=1, small_prefill=30)
 
 
 @pytest.fixture(scope="module")
@@ -66,7 +66,7 @@ def test_drafts_that_are_right_are_taken_and_others_are_not(measured):
             name = f"verify{rows}{{}}_accepted_share_depth{depth}"
             assert measured[0].series[name.format("")].values == [1.0]
             assert measured[0].series[name.format("_rejected")].values == [0.0]
-            assert len(measured[0].series[f"verify{rows}_ms_depth{depth}"].values) >= 2
+            assert len(measured[0].series[f"verify{rows}_ms_depth{depth}"].values) >= 1
 
 
 def test_the_result_has_the_medians_by_name(measured):

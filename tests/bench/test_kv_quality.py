@@ -1,6 +1,7 @@
 """`model check`: what it feeds, what it counts, and that exact numbers lose nothing."""
 
 import json
+import math
 from dataclasses import replace
 
 import pytest
@@ -47,16 +48,23 @@ def test_every_record_comes_twice_and_its_code_is_where_it_is_said_to_be():
     assert len(codes) == len(set(codes)) == 20
 
 
-def test_formats_with_fewer_bits_diverge_more(toy):
+def test_a_format_gets_a_row_at_every_length(toy):
     told = []
     found = check(
-        toy, PROSE, device="cpu", sizes=SIZES, progress=lambda *progress: told.append(progress)
+        toy,
+        PROSE,
+        formats=("q8_0", "tq3_0"),
+        device="cpu",
+        sizes=replace(SIZES, codes=4),
+        progress=lambda *progress: told.append(progress),
     )
     rows = {row["kv_format"]: row for row in found["rows"]}
-    assert rows.keys() == {"q8_0", "q4_0", "tq4", "tq3_0"}
-    assert 0 < rows["q8_0"]["mean_kl"] < rows["q4_0"]["mean_kl"] < rows["tq3_0"]["mean_kl"]
-    assert all(row["mean_kl"] < row["tail_kl"] for row in rows.values())
-    assert rows["q8_0"]["num_codes"] == 20
+    assert rows.keys() == {"q8_0", "tq3_0"}
+    for row in rows.values():
+        assert abs(row["mean_kl"]) < 0.01, "a toy hardly minds"
+        assert abs(row["tail_kl"]) < 0.01
+        assert row["passes"] == (row["copied"] >= row["copied_exact"] - 0.02)
+    assert rows["q8_0"]["num_codes"] == 4
     assert rows["q8_0"]["num_positions"] % 40 == 0
     assert found["best"] in {*rows, "f16"}
     assert len(found["sha256"]) == 64
@@ -111,6 +119,19 @@ def test_codes_count_as_copied_when_every_token_was_likeliest(monkeypatch):
     outcome = kv_quality._read(placed, probe)
     assert outcome.copied == (True, False)
     assert outcome.logprobs.shape == (2, 32)
+
+
+def test_divergence_and_copies_are_compared_with_the_exact_ones():
+    p, q = (torch.tensor(rows) for rows in ([[0.5, 0.5], [0.9, 0.1]], [[0.5, 0.5], [0.1, 0.9]]))
+    exact = kv_quality._Outcome((True, True, False), p.log())
+    found = kv_quality._Outcome((True, False, False), q.log())
+    probe = kv_quality.Probe((1,), ((0, 1),) * 3, 0, 0)
+    row = kv_quality._compare("q8_0", 7500, [probe], [exact], [found])
+    far = 0.8 * math.log(9)
+    assert row.mean_kl == pytest.approx(far / 2, rel=1e-6)
+    assert row.tail_kl == pytest.approx(0.99 * far, rel=1e-6)
+    assert (row.copied, row.copied_exact) == (1 / 3, 2 / 3)
+    assert (row.num_codes, row.num_positions) == (3, 2)
 
 
 def quality(kv_format, context_tokens, copied, mean_kl=0.001):
