@@ -50,7 +50,7 @@ def delta_commit(sm: int, rows: str):
     return compile_kernel(function, floats(function), constants, sm=sm, warps=4)
 
 
-HALVES = dict.fromkeys(("queries", "keys", "columns", "inverses", "mixing"), "*bf16")
+HALVES = dict.fromkeys(("queries", "keys", "inverses", "mixing"), "*bf16")
 
 
 def delta_prepare_chunks(sm: int, dtype: str):
@@ -71,7 +71,7 @@ def delta_chain_chunks(sm: int, dtype: str):
     options = pick_chain(hopper=sm == 90)
     constants = SIZES | {"BLOCK": options.value_block, "KEEP": True}
     function = chunks_kernel.chain_chunks_kernel
-    pointers = floats(function, out=f"*{dtype}", **HALVES)
+    pointers = floats(function, out=f"*{dtype}", columns="*bf16", **HALVES)
     return compile_kernel(
         function, pointers, constants, sm=sm, warps=options.warps, stages=options.stages
     )
