@@ -46,7 +46,7 @@ class Changes:
         """
         with self.lock:
             for path in self._folder.glob(f"*/*{PART_SUFFIX}"):
-                if path.with_suffix(FILE_SUFFIX) not in being_written:
+                if path.with_suffix("") not in being_written:
                     self._attempt(self._disk.remove, path)
             for path, error in self._inventory.recount():
                 if error.reason is FileMissReason.IDENTITY_DIFFERS:
@@ -106,14 +106,13 @@ class Changes:
         with contextlib.suppress(ValueError):
             self._inventory.remove([bytes.fromhex(path.stem)])
 
-    def set_aside_files(self) -> list[Path]:
-        """Return the files that were set aside and are still there."""
+    def _files_aside(self) -> list[Path]:
         return sorted(self._quarantine.iterdir()) if self._quarantine.is_dir() else []
 
     def drop_set_aside(self) -> None:
         """Remove the files that were set aside."""
         with self.lock:
-            paths = self.set_aside_files()
+            paths = self._files_aside()
             for path in paths:
                 self._disk.remove(path)
             if paths:
@@ -121,8 +120,8 @@ class Changes:
 
     def size_bytes(self) -> int:
         """Return what all files take, those set aside included."""
-        aside = sum(path.stat().st_size for path in self.set_aside_files())
-        return aside + self._inventory.size_bytes
+        with self.lock:
+            return self._aside_bytes() + self._inventory.size_bytes
 
     def make_room(self, num_bytes: int, kept: Collection[bytes]) -> bool:
         """Make files smaller by `num_bytes`; return whether that can be, and otherwise do nothing.
@@ -132,15 +131,18 @@ class Changes:
         if num_bytes <= 0:
             return True
         with self.lock:
-            aside = sum(path.stat().st_size for path in self.set_aside_files())
+            aside_bytes = self._aside_bytes()
             victims: Sequence[Entry] | None = ()
-            if num_bytes > aside:
-                victims = self._inventory.plan_eviction(num_bytes - aside, kept)
+            if num_bytes > aside_bytes:
+                victims = self._inventory.plan_eviction(num_bytes - aside_bytes, kept)
             if victims is None:
                 return False
             self.drop_set_aside()
             self.remove(victims, evicted=True)
         return True
+
+    def _aside_bytes(self) -> int:
+        return sum(path.stat().st_size for path in self._files_aside())
 
     def _path(self, entry: Entry) -> Path:
         return place_of(self._folder, entry.row.namespace, entry.key)

@@ -187,7 +187,11 @@ class SessionFolder:
         return self._inventory.infos()
 
     def counts(self) -> SessionCounts:
-        """Count what there is."""
+        """Say what there is; raises `StorageError` when the disk does not tell."""
+        with _storage_errors("the sessions cannot be counted"):
+            return self._counts()
+
+    def _counts(self) -> SessionCounts:
         return SessionCounts(
             len(self._inventory.entries()),
             self._changes.size_bytes(),
@@ -237,16 +241,19 @@ class SessionFolder:
             self._changes.remove(entries)
         return len(entries)
 
-    def gc(self) -> SessionCounts:
-        """Count again from the files, remove what is of no use, and keep the quota.
+    def recount(self) -> SessionCounts:
+        """Look at all files again, for what happened behind our back; raises as `delete_source`."""
+        with self._changing():
+            self._changes.tidy(self._writer.targets())
+            return self._counts()
 
-        Raises as `delete_source`.
-        """
+    def gc(self) -> SessionCounts:
+        """Count again, remove what is of no use, and keep the quota; raises as `delete_source`."""
         with self._changing():
             self._changes.tidy(self._writer.targets())
             self._changes.drop_set_aside()
             self._changes.make_room(self._changes.size_bytes() - self._limits.quota_bytes, ())
-        return self.counts()
+            return self._counts()
 
     def verify(self) -> tuple[str, ...]:
         """Read all files; return the ids of those that are damaged, which are then set aside.

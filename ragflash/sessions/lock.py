@@ -1,5 +1,6 @@
 """One writer a folder."""
 
+import errno
 import fcntl
 import os
 from pathlib import Path
@@ -16,10 +17,17 @@ class WriterLock:
     def acquire(cls, path: Path) -> Self | None:
         """Take the lock of this file; return `None` where a living process has it.
 
+        Nor has anybody the right on a file system that takes no writes.
+
         Raises:
-            OSError: The file cannot be made.
+            OSError: The file cannot be made for another reason.
         """
-        descriptor = os.open(path, os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o600)
+        try:
+            descriptor = os.open(path, os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o600)
+        except OSError as error:
+            if error.errno in {errno.EROFS, errno.EACCES}:
+                return None
+            raise
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:

@@ -27,7 +27,7 @@ class PartFile:
     def __init__(self, disk: Disk, target: Path, num_bytes: int) -> None:
         self._disk = disk
         self._target = target
-        self._path = target.with_suffix(PART_SUFFIX)
+        self._path = target.with_name(target.name + PART_SUFFIX)
         disk.make_folder(target.parent)
         try:
             self._descriptor = disk.create(self._path, num_bytes)

@@ -203,9 +203,27 @@ def test_a_locked_index_is_waited_for_briefly_and_then_done_without(path):
     folder.close()
 
 
-@pytest.mark.parametrize("name", ["make_folder"])
-def test_a_folder_that_cannot_be_used_is_told(path, disk, name):
-    disk.refuse(name, READ_ONLY)
+def test_a_file_system_that_takes_no_writes_is_read(path, monkeypatch):
+    folder = open_folder(path)
+    store(folder, RULES)
+    folder.close()
+    whole = os.open
+
+    def refuse(name, flags, *mode, **options):
+        if flags & os.O_CREAT:
+            raise READ_ONLY
+        return whole(name, flags, *mode, **options)
+
+    monkeypatch.setattr(os, "open", refuse)
+    folder = open_folder(path)
+    assert not folder.is_writable
+    assert is_stored(folder, RULES)
+    assert store(folder, TURN).reason is RefusalReason.READ_ONLY
+    folder.close()
+
+
+def test_a_folder_that_cannot_be_used_is_told(path, disk):
+    disk.refuse("make_folder", READ_ONLY)
     with pytest.raises(StorageError, match=r"sessions in .* cannot be used.*Read-only"):
         open_folder(path, disk=disk)
     folder = open_folder(path, disk=disk)

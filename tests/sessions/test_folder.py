@@ -1,5 +1,6 @@
 """What was stored is found again, by whoever may, as long as everything is the same."""
 
+import mmap
 import os
 import stat
 import threading
@@ -166,6 +167,20 @@ def test_files_are_for_their_owner_alone_and_lie_in_a_folder_for_each_namespace(
         assert mode == (0o700 if found.is_dir() else 0o600), found
     for file in files_of(path):
         assert file.stat().st_size % layout.ALIGNMENT == 0
+
+
+def test_items_can_be_read_past_the_page_cache(folder, path):
+    store(folder, RULES)
+    (name,) = files_of(path)
+    try:
+        descriptor = os.open(name, os.O_RDONLY | os.O_DIRECT)
+    except OSError:
+        pytest.skip("this file system has no O_DIRECT")
+    with find(folder, RULES) as hit, mmap.mmap(-1, 8192) as memory:
+        stored = hit.pages(PageForm.EXACT)[0]
+        assert os.preadv(descriptor, [memory], stored.extent.offset) == 8192
+        assert memory[:6000] == bytes_of(ITEMS, (RULES,))[0]
+    os.close(descriptor)
 
 
 def test_a_file_moved_to_another_namespace_is_not_read_there(path):

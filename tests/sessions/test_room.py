@@ -163,7 +163,7 @@ def test_counts_are_those_of_the_disk_whatever_happened_to_it(path):
         store(folder, tokens(number))
     files_of(path)[0].unlink()
     assert folder.counts().num_segments == 3
-    counts = folder.gc()
+    counts = folder.recount()
     assert counts.num_segments == 2
     assert counts.size_bytes == sum(file.stat().st_size for file in files_of(path))
     files_of(path)[0].unlink()
