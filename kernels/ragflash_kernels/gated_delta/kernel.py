@@ -40,6 +40,16 @@ def _prefetch(address):
 
 
 @triton.jit
+def _find_sequence(first_rows, slots, row, num_sequences, SEQUENCES: tl.constexpr):
+    """Return the first row of a row's sequence, the end of the last sequence, and the slot."""
+    number = tl.arange(0, SEQUENCES)
+    ends = tl.load(first_rows + 1 + number, mask=number < num_sequences, other=row + 1)
+    sequence = tl.minimum(tl.sum((ends <= row).to(tl.int32), 0), num_sequences - 1)
+    end = tl.load(first_rows + num_sequences)
+    return tl.load(first_rows + sequence), end, tl.load(slots + sequence).to(tl.int64)
+
+
+@triton.jit
 def _convolve_row(
     qkv, part_stride, row_stride, tails, tape_inputs, conv, row, first, end, slot, channel,
     PARTS: tl.constexpr, CHANNELS: tl.constexpr, WIDTH: tl.constexpr, ROWS: tl.constexpr,
@@ -82,12 +92,7 @@ def prepare_rows_kernel(
         channel = tl.minimum(head, 2 * KEY_HEADS) * DIM + values_before + tl.arange(0, DIM)
         _prefetch(conv + tl.minimum(channel, channels - 1) * WIDTH)
         tl.extra.cuda.gdc_wait()
-    number = tl.arange(0, SEQUENCES)
-    ends = tl.load(first_rows + 1 + number, mask=number < num_sequences, other=row + 1)
-    sequence = tl.minimum(tl.sum((ends <= row).to(tl.int32), 0), num_sequences - 1)
-    first = tl.load(first_rows + sequence)
-    end = tl.load(first_rows + num_sequences)
-    slot = tl.load(slots + sequence).to(tl.int64)
+    first, end, slot = _find_sequence(first_rows, slots, row, num_sequences, SEQUENCES)
     place = slot * ROWS + row - first
     if head < 2 * KEY_HEADS:
         line = tl.arange(0, DIM)[None, :]
