@@ -165,27 +165,37 @@ def _load_logarithms(lse, splits, SPLITS: tl.constexpr):
 
 
 @triton.jit
+def _add_chunk(acc, total, out, lse, at, base, splits, d, DIM: tl.constexpr,
+               CHUNK: tl.constexpr):  # fmt: skip
+    """Return `acc [CHUNK, values]` and `total [CHUNK]` with the splits from `at` on added."""
+    split = at + tl.arange(0, CHUNK)
+    weight = tl.exp2(tl.load(lse + split, mask=split < splits, other=float("-inf")) - base)
+    place = out + split[:, None] * DIM + d[None, :]
+    values = tl.load(place, mask=(weight != 0)[:, None], other=0.0)
+    return acc + weight[:, None] * values, total + weight
+
+
+@triton.jit
 def _add_splits(out, lse, logarithms, base, splits, d, DIM: tl.constexpr, SPLITS: tl.constexpr,
                 CHUNK: tl.constexpr):  # fmt: skip
     """Return the weighted sum over splits of `out [splits, DIM]` at `d`, and that of weights.
 
-    CHUNK splits at a time, so that the order of sums does not depend on how many there are. Where
-    a logarithm is -inf, `out` may hold anything.
+    Splits are summed by their place in a chunk, then places, so that the order does not depend on
+    how many there are. Where a logarithm is -inf, `out` may hold anything.
     """
-    s = tl.arange(0, SPLITS)
-    live = logarithms != float("-inf")
-    first = tl.min(tl.where(live, s, SPLITS), 0)
-    stop = tl.max(tl.where(live, s + 1, 0), 0)
-    acc = tl.zeros(d.shape, tl.float32)
-    total = tl.sum(acc, 0)
-    for at in range(first // CHUNK * CHUNK, stop, CHUNK):
-        split = at + tl.arange(0, CHUNK)
-        weight = tl.exp2(tl.load(lse + split, mask=split < splits, other=float("-inf")) - base)
-        place = out + split[:, None] * DIM + d[None, :]
-        values = tl.load(place, mask=(weight != 0)[:, None], other=0.0)
-        acc += tl.sum(weight[:, None] * values, 0)
-        total += tl.sum(weight, 0)
-    return acc, total
+    acc = tl.zeros((CHUNK, d.shape[0]), tl.float32)
+    total = tl.zeros((CHUNK,), tl.float32)
+    if SPLITS <= 2 * CHUNK:  # all loads can be on their way at once
+        for at in tl.static_range(0, SPLITS, CHUNK):
+            acc, total = _add_chunk(acc, total, out, lse, at, base, splits, d, DIM, CHUNK)
+    else:
+        s = tl.arange(0, SPLITS)
+        live = logarithms != float("-inf")
+        first = tl.min(tl.where(live, s, SPLITS), 0)
+        stop = tl.max(tl.where(live, s + 1, 0), 0)
+        for at in range(first // CHUNK * CHUNK, stop, CHUNK):
+            acc, total = _add_chunk(acc, total, out, lse, at, base, splits, d, DIM, CHUNK)
+    return tl.sum(acc, 0), tl.sum(total, 0)
 
 
 @triton.jit
@@ -237,10 +247,14 @@ def merge_parts_kernel(
     column = tl.program_id(1) * WIDTH
     head = tl.minimum(column // DIM, heads - 1)
     at = tl.arange(0, WIDTH)
-    d = column % DIM + at
+    d = tl.multiple_of(column % DIM, WIDTH) + at  # loads of 16 bytes
     if EAGER:
         tl.extra.cuda.gdc_launch_dependents()
         tl.extra.cuda.gdc_wait()
+    inside = column + at < heads * DIM
+    if GATE_PARTS > 0:
+        gate_at = row * gate_row_stride + column + at
+        gated = load_columns(gate, gate_part_stride, gate_at, inside, GATE_PARTS)
     row_head = row.to(tl.int64) * heads + head
     place = row_head * exact_splits
     logarithms = _load_logarithms(exact_lse + place, exact_splits, EXACT_SPLITS)
@@ -250,26 +264,26 @@ def merge_parts_kernel(
         packed_logarithms = _load_logarithms(
             packed_lse + packed_place, packed_splits, PACKED_SPLITS
         )
-        top = tl.maximum(top, tl.max(packed_logarithms, 0))
+        packed_top = tl.max(packed_logarithms, 0)
+        top = tl.maximum(top, packed_top)
     base = tl.where(top == float("-inf"), 0.0, top)
     acc, total = _add_splits(
         exact + place * DIM, exact_lse + place, logarithms, base, exact_splits, d, DIM,
         EXACT_SPLITS, CHUNK,
     )  # fmt: skip
     if PACKED_SPLITS > 0:
-        packed_acc, packed_total = _add_splits(
-            packed + packed_place * DIM, packed_lse + packed_place, packed_logarithms, base,
-            packed_splits, d, DIM, PACKED_SPLITS, CHUNK,
-        )  # fmt: skip
-        if ROTATED:
-            packed_acc = _rotate(packed_acc, last, first, root, WIDTH)
-        acc += packed_acc
-        total += packed_total
+        if packed_top != float("-inf"):
+            packed_acc, packed_total = _add_splits(
+                packed + packed_place * DIM, packed_lse + packed_place, packed_logarithms, base,
+                packed_splits, d, DIM, PACKED_SPLITS, CHUNK,
+            )  # fmt: skip
+            if ROTATED:
+                packed_acc = _rotate(packed_acc, last, first, root, WIDTH)
+            acc += packed_acc
+            total += packed_total
     mixed = acc / tl.where(total == 0, 1.0, total)
-    inside = column + at < heads * DIM
     if GATE_PARTS > 0:
-        gate_at = row * gate_row_stride + column + at
-        mixed *= tl.sigmoid(load_columns(gate, gate_part_stride, gate_at, inside, GATE_PARTS))
+        mixed *= tl.sigmoid(gated)
     if QUANTIZED:
         steps: tl.constexpr = WIDTH // 32
         values = tl.reshape(tl.where(inside, mixed, 0.0), (steps, 32))
