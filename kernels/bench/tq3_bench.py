@@ -35,14 +35,9 @@ def bench_tq3(report: "Report", *, sweep: bool) -> None:
         copies = CACHE_BYTES // (2 * keys.nbytes) + 1
         pages = [(keys.clone(), values.clone()) for _ in range(copies)]
         for num_rows in SWEEP if sweep else (1, 2, 4, 8, 16, 21):
-            for split in _splits(tokens, sweep=sweep):
+            for splits in (64, 98, 128) if sweep else (64,):
                 for options in _options(num_rows, sweep=sweep):
-                    _bench_rows(report, pages, plain, num_rows, split, options)
-
-
-def _splits(tokens: int, *, sweep: bool) -> tuple[int, ...]:
-    middle = tokens // 64
-    return (middle // 2, middle // 128 * 88, middle) if sweep else (middle // 2, middle)
+                    _bench_rows(report, pages, plain, num_rows, splits, options)
 
 
 def _options(num_rows: int, *, sweep: bool) -> list[dict[str, object]]:
@@ -56,7 +51,7 @@ def _bench_rows(
     pages: list[tuple[torch.Tensor, torch.Tensor]],
     plain: torch.Tensor,
     num_rows: int,
-    split: int,
+    splits: int,
     options: dict[str, object],
 ) -> None:
     num_pages = len(pages[0][0])
@@ -66,13 +61,13 @@ def _bench_rows(
         whole([0] * num_rows), whole([num_pages * PAGE]), None, num_rows, num_pages * PAGE,
     )  # fmt: skip
     q = torch.randn(num_rows, KV_HEADS * GROUP, HEAD_DIM, device="cuda") * 0.5
-    shape = (num_rows, KV_HEADS * GROUP, num_pages * PAGE // split)
+    shape = (num_rows, KV_HEADS * GROUP, splits)
     out = torch.full((*shape, HEAD_DIM), float("nan"), device="cuda")
     lse = torch.full(shape, float("nan"), device="cuda")
 
     def call(keys: torch.Tensor, values: torch.Tensor) -> None:
         attend_tq3(
-            q, keys, values, seen, page_tokens=PAGE, scale=SCALE, split_tokens=split, out=out,
+            q, keys, values, seen, page_tokens=PAGE, scale=SCALE, split_tokens=128, out=out,
             lse=lse, **options,  # type: ignore[arg-type]
         )  # fmt: skip
 
@@ -82,7 +77,7 @@ def _bench_rows(
     num_bytes = sum(of.nbytes for of in pages[0])
     name = f"tq3_0 {num_pages * PAGE} tokens, {num_rows} rows"
     us = time_us([partial(call, *both) for both in pages])
-    report.line(name, us, num_bytes, error, split=split, **options)
+    report.line(name, us, num_bytes, error, splits=splits, **options)
 
 
 def _exact(q: torch.Tensor, tokens: torch.Tensor) -> torch.Tensor:

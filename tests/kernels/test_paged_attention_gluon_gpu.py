@@ -61,16 +61,15 @@ class Case:
             max(needed) * PAGE + 300,
         )  # fmt: skip
 
-    def run(self, split: int = 512, rows: slice | None = None, **options):
+    def run(self, splits: int = 7, split: int = 128, **options):
         """Return partial means and logarithms."""
         from ragflash_kernels.paged_attention.gluon_tq3 import attend_tq3
 
-        splits = -(-self.seen.max_tokens // split)
-        q = self.q if rows is None else self.q[rows].contiguous()
+        q = self.q
         out = torch.empty((*q.shape[:2], splits, q.shape[2]), device="cuda")
         lse = torch.empty((*q.shape[:2], splits), device="cuda")
         attend_tq3(
-            q, self.keys, self.values, options.pop("seen", self.seen), page_tokens=PAGE,
+            q, self.keys, self.values, self.seen, page_tokens=PAGE,
             scale=self.scale, split_tokens=split, out=out, lse=lse, **options,
         )  # fmt: skip
         return out, lse
@@ -119,9 +118,10 @@ def test_equals_attention_over_decoded_pages(sequences, head_dim, monkeypatch):
     guard = GuardedMemory()
     with monkeypatch.context() as patch:
         patch.setattr(torch, "empty", guard.empty)
-        out, lse = case.run()
+        found = [case.run(), case.run(splits=2), case.run(splits=9, split=512)]
     guard.check()
-    assert error(merge(out, lse), case.expected()) < TOLERANCE
+    for out, lse in found:
+        assert error(merge(out, lse), case.expected()) < TOLERANCE
 
 
 def test_the_logarithm_is_of_the_sum_of_weights():
@@ -139,7 +139,7 @@ def test_starts_hide_older_tokens(head_dim):
     case.seen.starts.copy_(torch.tensor([0, 1999, 1100, 130, 1536, 299]))
     out, lse = case.run()
     assert error(merge(out, lse), case.expected()) < TOLERANCE
-    assert lse[1, :, :3].isneginf().all()
+    assert lse[1, :, :6].isneginf().all()
 
 
 @pytest.mark.parametrize("tiles", [1, 2, 3, 4, 6, 8, 12])
@@ -162,7 +162,7 @@ def test_scores_that_rise_late_raise_the_reference():
     for row, token in ((0, 1900), (1, 300)):
         head = case.plain[0][0][0, token].float()
         case.q[row, 0] = head / head.norm() * 16
-    out, lse = case.run(split=2048)
+    out, lse = case.run(splits=1)
     assert out[:, 0, 0].isfinite().all()
     assert error(merge(out, lse), case.expected()) < 2 * TOLERANCE
 

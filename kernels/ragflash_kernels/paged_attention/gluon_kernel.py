@@ -150,8 +150,8 @@ def attend_tq3_kernel(
         kv_heads: Of the cache.
         group: Query heads of a key head.
         max_pages: See `page_table`.
-        splits: Of the tokens.
-        split_tokens: A multiple of DIM / 2.
+        splits: That the tokens before a sequence's end are shared evenly among.
+        split_tokens: That a split has at least, a multiple of DIM / 2.
         tiles: Of `q`.
         tile_groups: Programs that share the tiles of a sequence.
         DIM: Values of a head.
@@ -190,8 +190,10 @@ def attend_tq3_kernel(
     for tile in gl.static_range(1, TILES):
         earliest = gl.minimum(earliest, gl.load(bounds + (place + tile) * 2))
         latest = gl.maximum(latest, gl.load(bounds + (place + tile) * 2 + 1))
-    stop = gl.minimum((split + 1) * split_tokens, end)
-    begin = gl.maximum(split * split_tokens, earliest // STEP * STEP)
+    share = (end + splits * STEP - 1) // (splits * STEP) * STEP
+    share = gl.maximum(share, split_tokens)
+    stop = gl.minimum((split + 1) * share, end)
+    begin = gl.maximum(split * share, earliest // STEP * STEP)
 
     # Shared memory: weights, a table of scales and references, then what raising these needs.
     WEIGHTS: gl.constexpr = WARPS * TILES * 256

@@ -110,13 +110,13 @@ def attend(
     Raises:
         KernelInputError: An argument does not fit the description above.
     """
-    split_tokens = part.pick_split()
+    fast = backend is Backend.GLUON and part.formats == (KvFormat.TQ3_0, KvFormat.TQ3_0)
+    splits, split_tokens = part.pick_shares() if fast else part.pick_splits()
     _check(q, part, page_tokens, split_tokens)
     num_rows, num_heads, head_dim = q.shape
-    splits = triton.cdiv(part.visibility.max_tokens, split_tokens)
     out = torch.empty((num_rows, num_heads, splits, head_dim), device=q.device)
     lse = torch.empty((num_rows, num_heads, splits), device=q.device)
-    if backend is Backend.GLUON and part.formats == (KvFormat.TQ3_0, KvFormat.TQ3_0):
+    if fast:
         attend_tq3(
             q, part.keys, part.values, part.visibility, page_tokens=page_tokens, scale=scale,
             split_tokens=split_tokens, out=out, lse=lse, eager=eager,

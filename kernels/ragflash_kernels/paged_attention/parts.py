@@ -41,14 +41,19 @@ class KvPart:
         """Of keys and values."""
         return self.key_format, self.value_format
 
-    def pick_split(self) -> int:
-        """Return `split_tokens`, or what gives at most 64 splits."""
-        if self.split_tokens is not None:
-            return self.split_tokens
-        split = _SMALLEST_SPLIT
-        while split * _MOST_SPLITS < self.visibility.max_tokens:
-            split *= 2
-        return split
+    def pick_splits(self) -> tuple[int, int]:
+        """Return how many splits there are, at most 64 unless told, and how long they are."""
+        split = self.split_tokens or _SMALLEST_SPLIT
+        if self.split_tokens is None:
+            while split * _MOST_SPLITS < self.visibility.max_tokens:
+                split *= 2
+        return -(-self.visibility.max_tokens // split), split
+
+    def pick_shares(self) -> tuple[int, int]:
+        """Return likewise where a sequence's tokens are shared evenly: their least length."""
+        least = self.split_tokens or _SMALLEST_SPLIT
+        splits = -(-self.visibility.max_tokens // least)
+        return splits if self.split_tokens else min(splits, _MOST_SPLITS), least
 
 
 def attend_parts_reference(
