@@ -18,7 +18,10 @@ SHARED_BYTES = {80: 163 * 1024, 90: 227 * 1024}  # of a program
 SMALLEST_SHARED_BYTES = 99 * 1024
 ROWS = (1, 8, 16, 24, 32)
 # By rows, the last parameter of a kernel: more warps on an SM are worth a few spilled registers.
-STACK_BYTES = {"qmatmul:32": 128, "qmatmul_staged:24": 8}
+STACK_BYTES = {
+    "qmatmul:32": 128, "qmatmul_staged:24": 8, "attend_tq3:3": 32, "attend_tq3:4": 64,
+    "attend_tq3:6": 144, "attend_tq3:8": 16, "attend_tq3:12": 144,
+}  # fmt: skip
 
 
 def compile_in_a_child(kernels: list[str], module: str = "tests.kernels.compiling") -> list[dict]:
@@ -92,6 +95,14 @@ def test_attention_fits_every_card(sm):
     kernels = [f"attend:{kv_format}:{dim}:{sm}" for kv_format in KvFormat for dim in (64, 128, 256)]
     kernels += [f"merge_parts:{kind}:{dim}:{sm}" for kind in ("grid", "rows") for dim in (64, 256)]
     check(kernels)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1200)
+@pytest.mark.parametrize("sm", ARCHITECTURES)
+@pytest.mark.parametrize("dim", [64, 128, 256])
+def test_attention_over_tq3_fits_every_card(dim, sm):
+    check([f"attend_tq3:{dim}:{tiles}:{sm}" for tiles in (1, 2, 3, 4, 6, 8, 12)])
 
 
 @pytest.mark.slow
