@@ -56,26 +56,14 @@ def start_engine(
 ) -> EngineClient:
     """Load a model and start its worker; blocks until the model is loaded.
 
-    Args:
-        model_path: A model, as `GGUFFile.open` takes it.
-        device: Where it runs; `auto` is the first card that can be used, else the CPU.
-        vram_bytes: Of the card's memory, at most that much; `None` takes what is free.
-        context_tokens: That sequences and stored segments share; `None` takes what fits.
-        verify_rows: Most rows of a request in one step, drafted ones included.
-        dtype: What the model computes in.
-        weights: Whether 4-bit matrices are unpacked, or stay packed and are multiplied coarsely.
-        pre_tokenizer: In place of the file's.
-        kv_format: Of keys and values beyond the newest; `auto` keeps all exact on a CPU.
-        kv_bytes: On a CPU, memory for keys and values where no context is named.
-        grid_tokens: Decides which keys and values are the newest, see `kvcache.grid`.
-        max_slots: Requests that run together.
-        queue_size: Requests that may wait beyond those.
-        prefill_chunk_tokens: On a CPU, most prompt tokens of a request in one step.
-        threads: Compute threads; `None` leaves the choice to torch.
-        cache_dir: Remembers the model file's hash.
-        drafter_factory: Makes the drafter of one request; `None` decodes plainly.
-        exact: On a card, compute every row of a step by the same instructions, so that drafts do
-            not change a bit; slower.
+    `model_path` is what `GGUFFile.open` takes; `device` `auto` is the first card that can be used,
+    else the CPU. What a model takes of either is described at `CardOptions` and `HostOptions`;
+    `kv_format` `auto` is what was measured for the file, else `q8_0`, on a card, and keeps all
+    exact on a CPU. `prefill_chunk_tokens`, on a CPU, are the most of a prompt in one step.
+
+    Beyond `max_slots` running requests `queue_size` may wait. `pre_tokenizer` takes the place of
+    the file's. `cache_dir` remembers the file's hash and measured formats. `threads` is torch's
+    choice where it is `None`; without a `drafter_factory` decoding is plain.
 
     Raises:
         ModelError: The file cannot be used.
@@ -86,8 +74,7 @@ def start_engine(
     _check(context_tokens=context_tokens, verify_rows=verify_rows)
     where = choose_device(device)
     model_hash = content_hash(model_path, cache_dir)
-    is_card = where.type == "cuda"
-    if is_card:
+    if is_card := where.type == "cuda":
         kv = card_format(kv_format, model_hash, cache_dir)
         card = CardOptions(vram_bytes, context_tokens, kv, max_slots, verify_rows, exact)
         place = partial(place_on_card, device=where, options=card)
@@ -100,10 +87,14 @@ def start_engine(
     info = _info(loaded, model_hash)
     chunk_tokens = PREFILL_ROWS if is_card else prefill_chunk_tokens
     core = _core(loaded, info, _Turns(max_slots, chunk_tokens, drafter_factory, verify_rows - 1))
-    # OpenMP keeps the number of threads per calling thread, so the worker must set its own.
-    prepare = partial(torch.set_num_threads, threads or torch.get_num_threads())
-    worker = Worker(core, max_in_flight=max_slots + queue_size, prepare=prepare)
+    worker = _start_worker(core, max_slots + queue_size, threads or torch.get_num_threads())
     return EngineClient(worker, tokenizer=loaded.tokenizer, template=loaded.template, info=info)
+
+
+def _start_worker(core: EngineCore, max_in_flight: int, threads: int) -> Worker:
+    # OpenMP keeps the number of threads per calling thread, so the worker must set its own.
+    prepare = partial(torch.set_num_threads, threads)
+    return Worker(core, max_in_flight=max_in_flight, prepare=prepare)
 
 
 @dataclass(frozen=True, slots=True)
