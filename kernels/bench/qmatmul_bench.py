@@ -113,6 +113,7 @@ def _options(*, sweep: bool) -> list[dict[str, object]]:
     if not sweep:
         return [{}, {"eager": True}]
     return [
-        {"staged": staged, "eager": eager}
-        for staged, eager in itertools.product((False, True), repeat=2)
+        {"staged": staged, "eager": eager, "max_registers": limit}
+        for staged, eager, limit in itertools.product((False, True), (False, True), (None, 128))
+        if staged or limit is None
     ]

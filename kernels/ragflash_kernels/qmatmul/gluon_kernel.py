@@ -15,23 +15,16 @@ from ragflash_kernels.qmatmul.gluon_loads import (
     byte_to_float,
     copy_record,
     half_to_float,
-    load_activation_sums,
     load_codes,
     load_factors,
-    load_minima,
+    load_record,
     load_words,
     prefetch_record,
     read_factors,
-    read_minima,
     reserve_ring,
     wait_for_record,
 )
-from ragflash_kernels.qmatmul.gluon_parts import (
-    add_minima,
-    multiply_record,
-    read_codes,
-    read_scale,
-)
+from ragflash_kernels.qmatmul.gluon_parts import multiply_record, read_codes, read_scale
 
 _FLOAT16 = gl.constexpr(int(Scales.FLOAT16))
 _OF_16 = gl.constexpr(int(Scales.SIGNED_BYTES_OF_16))
@@ -51,14 +44,34 @@ def _store(out, total, tile, lane, rows, out_columns, FACTOR: gl.constexpr, TILE
         gl.store(out + m * out_columns + n, total[i] * FACTOR, mask=mask)
 
 
+@gluon.jit
+def _zeros(lane, COUNT: gl.constexpr):
+    out = ()
+    for _ in gl.static_range(COUNT):
+        out = out + ((lane * 0).to(gl.float32),)
+    return out
+
+
+@gluon.jit
+def _begin_copies(record, thread, num_records, RECORD_BYTES: gl.constexpr, WARPS: gl.constexpr):
+    """Begin to copy a warp's first two records; return where they go."""
+    lane = thread & 31
+    slot = reserve_ring(thread >> 5, RECORD_BYTES, WARPS)
+    other = slot + RECORD_BYTES
+    copy_record(slot, record, lane, lane * 0 + 1, RECORD_BYTES)
+    second = lane * 0 + (num_records > 1).to(gl.int32)
+    copy_record(other, record + RECORD_BYTES, lane, second, RECORD_BYTES)
+    return slot, other
+
+
 @gluon.jit(do_not_specialize=["rows", "out_columns", "tiles", "num_records", "records_per_split"])
 def qmatmul_gluon_kernel(
     records, q, scales, sums, out, rows, out_columns, tiles, num_records, records_per_split,
     RECORD_BYTES: gl.constexpr, HIGH: gl.constexpr, SCALES: gl.constexpr, MINIMA: gl.constexpr,
     FACTORS: gl.constexpr, STEPS: gl.constexpr, LOW_BITS: gl.constexpr, HIGH_BITS: gl.constexpr,
     TABLE: gl.constexpr, KIND: gl.constexpr, HAS_MINIMA: gl.constexpr, TILES: gl.constexpr,
-    ONE: gl.constexpr, WARPS: gl.constexpr, PREFETCH: gl.constexpr,
-    STAGED: gl.constexpr, EAGER: gl.constexpr,
+    ONE: gl.constexpr, WARPS: gl.constexpr, PREFETCH: gl.constexpr, STAGED: gl.constexpr,
+    EAGER: gl.constexpr,
 ):  # fmt: skip
     """Multiply one tile's records of one split a warp: `out[split, rows, out_columns]`.
 
@@ -74,58 +87,40 @@ def qmatmul_gluon_kernel(
     split = gl.program_id(1)
     if EAGER:
         gdc_launch_dependents()
-    total = ()
-    for _ in gl.static_range((4 if ONE else 8) * TILES):
-        total = total + ((lane * 0).to(gl.float32),)
+    total = _zeros(lane, (4 if ONE else 8) * TILES)
     q_lane = q.to(gl.int64) + ((lane & 3) if ONE else lane) * 16
     scale_lane = scales.to(gl.int64) + (lane * 0 if ONE else (lane & 3) * 64)
     first = split * records_per_split
     end = gl.minimum(first + records_per_split, num_records)
     record = records.to(gl.int64) + (tile * num_records + first).to(gl.int64) * RECORD_BYTES
-    FROM: gl.constexpr = "shared" if STAGED else "once"
     if STAGED:
-        slot = reserve_ring(thread >> 5, RECORD_BYTES, WARPS)
-        other = slot + RECORD_BYTES
-        copy_record(slot, record, lane, lane * 0 + 1, RECORD_BYTES)
-        wanted = lane * 0 + (first + 1 < end).to(gl.int32)
-        copy_record(other, record + RECORD_BYTES, lane, wanted, RECORD_BYTES)
+        slot, other = _begin_copies(record, thread, end - first, RECORD_BYTES, WARPS)
         if EAGER:
             gdc_wait()
     for index in range(first, end):
+        place = record
         if STAGED:
             wait_for_record(lane)
             place = slot
-            loaded = ((), (), ())
-        else:
-            place = record
-            loaded = load_codes(record, lane, HIGH, SCALES, STEPS, LOW_BITS, HIGH_BITS, KIND)
-        words = load_factors(place + FACTORS, lane, KIND, HAS_MINIMA, FROM)
-        if HAS_MINIMA:
-            minima = load_minima(place + MINIMA, lane, STEPS, KIND, FROM)
+        loaded = load_record(
+            place, lane, HIGH, SCALES, MINIMA, FACTORS, STEPS, LOW_BITS, HIGH_BITS, KIND,
+            HAS_MINIMA, STAGED,
+        )  # fmt: skip
         if PREFETCH:
             if index + 1 < end:
                 prefetch_record(record + RECORD_BYTES, lane, RECORD_BYTES)
         if EAGER and not STAGED:
             if index == first:
                 gdc_wait()
-        factors, lowered, of_minima = read_factors(words, lane, KIND, HAS_MINIMA)
-        block = index * STEPS // 8 * TILES
-        first_step = index * STEPS % 8
         total = multiply_record(
-            loaded, place, lane, factors, lowered, q_lane + block * 2048 + first_step * 256,
-            scale_lane + block * 256 + first_step * 8, total, HIGH, SCALES, STEPS, LOW_BITS,
-            HIGH_BITS, TABLE, KIND, HAS_MINIMA, TILES, ONE, STAGED,
+            loaded, place, lane, q_lane, scale_lane, sums.to(gl.int64), total, index, HIGH, SCALES,
+            STEPS, LOW_BITS, HIGH_BITS, TABLE, KIND, HAS_MINIMA, TILES, ONE, STAGED,
         )  # fmt: skip
-        if HAS_MINIMA:
-            at = sums.to(gl.int64) + block * 512
-            x_sums = load_activation_sums(at, lane, first_step, TILES, STEPS, ONE)
-            of_rows = read_minima(minima, lane, STEPS, KIND)
-            total = add_minima(total, of_rows, of_minima, x_sums, TILES, ONE, KIND)
         if STAGED:
             wanted = lane * 0 + (index + 2 < end).to(gl.int32)
             copy_record(slot, record + 2 * RECORD_BYTES, lane, wanted, RECORD_BYTES)
             slot, other = other, slot
-        record = record + RECORD_BYTES
+        record += RECORD_BYTES
     shift: gl.constexpr = 0 if HAS_MINIMA or TABLE else 8 - LOW_BITS - HIGH_BITS
     at = out + (split * rows).to(gl.int64) * out_columns
     _store(at, total, tile, lane, rows, out_columns, 1.0 / (1 << shift), TILES, ONE)

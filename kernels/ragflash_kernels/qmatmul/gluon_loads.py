@@ -208,6 +208,28 @@ def load_minima(place, lane, STEPS: gl.constexpr, KIND: gl.constexpr, FROM: gl.c
 
 
 @gluon.jit
+def load_record(
+    record, lane, HIGH: gl.constexpr, SCALES: gl.constexpr, MINIMA: gl.constexpr,
+    FACTORS: gl.constexpr, STEPS: gl.constexpr, LOW_BITS: gl.constexpr, HIGH_BITS: gl.constexpr,
+    KIND: gl.constexpr, HAS_MINIMA: gl.constexpr, STAGED: gl.constexpr,
+):  # fmt: skip
+    """Return low plane, high plane, scales, words of their factors and of minima.
+
+    If STAGED the first three are nothing: they are read from shared memory step by step.
+    """
+    FROM: gl.constexpr = "shared" if STAGED else "once"
+    if STAGED:
+        low, high, stored = (), (), ()
+    else:
+        low, high, stored = load_codes(record, lane, HIGH, SCALES, STEPS, LOW_BITS, HIGH_BITS, KIND)
+    factors = load_factors(record + FACTORS, lane, KIND, HAS_MINIMA, FROM)
+    minima = ()
+    if HAS_MINIMA:
+        minima = load_minima(record + MINIMA, lane, STEPS, KIND, FROM)
+    return low, high, stored, factors, minima
+
+
+@gluon.jit
 def read_minima(words, lane, STEPS: gl.constexpr, KIND: gl.constexpr):
     """Return the bits of eight floats: rows j in step c, then in step c + 4."""
     out = ()

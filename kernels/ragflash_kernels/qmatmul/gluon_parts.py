@@ -8,8 +8,11 @@ from ragflash_kernels.qmatmul.formats import Scales
 from ragflash_kernels.qmatmul.gluon_loads import (
     byte_to_float,
     half_to_float,
+    load_activation_sums,
     load_step,
     load_words,
+    read_factors,
+    read_minima,
 )
 
 _FLOAT16 = gl.constexpr(int(Scales.FLOAT16))
@@ -158,7 +161,7 @@ def _step(codes, words, floats, rows, sums, odd: gl.constexpr, half: gl.constexp
 
 
 @gluon.jit
-def add_minima(sums, minima, factors, x_sums, TILES: gl.constexpr, ONE: gl.constexpr,
+def _add_minima(sums, minima, factors, x_sums, TILES: gl.constexpr, ONE: gl.constexpr,
                 KIND: gl.constexpr):  # fmt: skip
     """Add the minima of a whole record, eight floats, times the sums of activations."""
     size: gl.constexpr = 2 if ONE else 4
@@ -184,17 +187,23 @@ def add_minima(sums, minima, factors, x_sums, TILES: gl.constexpr, ONE: gl.const
 
 @gluon.jit
 def multiply_record(
-    loaded, slot, lane, factors, lowered, q, scales, total, HIGH: gl.constexpr,
-    SCALES: gl.constexpr, STEPS: gl.constexpr, LOW_BITS: gl.constexpr, HIGH_BITS: gl.constexpr,
-    TABLE: gl.constexpr, KIND: gl.constexpr, HAS_MINIMA: gl.constexpr, TILES: gl.constexpr,
-    ONE: gl.constexpr, STAGED: gl.constexpr,
+    loaded, slot, lane, q, scales, sums, total, index, HIGH: gl.constexpr, SCALES: gl.constexpr,
+    STEPS: gl.constexpr, LOW_BITS: gl.constexpr, HIGH_BITS: gl.constexpr, TABLE: gl.constexpr,
+    KIND: gl.constexpr, HAS_MINIMA: gl.constexpr, TILES: gl.constexpr, ONE: gl.constexpr,
+    STAGED: gl.constexpr,
 ):  # fmt: skip
-    """Add a record's products, without minima, to `total`.
+    """Add the products of record `index` to `total`.
 
-    Sums lie by pair of row groups, then tile, then as an instruction has them. Activations are
-    loaded two steps ahead. The record is what was loaded, or if STAGED in shared memory at `slot`.
+    Sums lie by pair of row groups, then tile, then as an instruction has them. Activations, at
+    `q`, `scales` and `sums`, are loaded two steps ahead. The record is what `load_record` loaded,
+    the rest of it if STAGED in shared memory at `slot`.
     """
-    low, high, stored = loaded
+    low, high, stored, factor_words, minima = loaded
+    factors, lowered, of_minima = read_factors(factor_words, lane, KIND, HAS_MINIMA)
+    block = index * STEPS // 8 * TILES
+    first_step = index * STEPS % 8
+    q += block * 2048 + first_step * 256
+    scales += block * 256 + first_step * 8
     words, floats = _activations(q, scales, 0, TILES)
     for pair in gl.static_range(STEPS // 2):
         if pair + 1 < STEPS // 2:
@@ -226,4 +235,8 @@ def multiply_record(
         if pair + 1 < STEPS // 2:
             words = next_words
             floats = next_floats
+    if HAS_MINIMA:
+        x_sums = load_activation_sums(sums + block * 512, lane, first_step, TILES, STEPS, ONE)
+        minima = read_minima(minima, lane, STEPS, KIND)
+        total = _add_minima(total, minima, of_minima, x_sums, TILES, ONE, KIND)
     return total
