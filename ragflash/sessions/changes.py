@@ -37,6 +37,7 @@ class Changes:
         self._folder = folder
         self._quarantine = folder / _QUARANTINE
         self._inventory = inventory
+        self._unflushed: set[Path] = set()  # folders with names that changed
 
     def tidy(self, being_written: Collection[Path]) -> None:
         """Remove what a killed writer left, and look at all files again.
@@ -63,23 +64,26 @@ class Changes:
         except OSError as error:
             _log.warning("the folder of sessions is not tidy", extra={"reason": str(error)})
 
-    def remove(self, entries: Iterable[Entry], *, evicted: bool = False) -> int:
-        """Remove files for good, and return their bytes."""
-        folders: set[Path] = set()
-        removed: list[Entry] = []
+    def remove(self, entries: Iterable[Entry], *, evicted: bool = False) -> None:
+        """Remove files for good, and make lasting what an earlier removal could not."""
+        removed: list[bytes] = []
         with self.lock:
             try:
                 for entry in entries:
-                    path = self._path(entry)
+                    path = place_of(self._folder, entry.row.namespace, entry.key)
+                    self._unflushed.add(path.parent)
                     self._disk.remove(path)
-                    removed.append(entry)
-                    folders.add(path.parent)
+                    removed.append(entry.key)
                     self._disk.remove(path.with_suffix(PIN_SUFFIX))
-                for folder in sorted(folders):
-                    self._disk.flush_folder(folder)
+                self._flush_folders()
             finally:
-                self._inventory.remove([entry.key for entry in removed], evicted=evicted)
-        return sum(entry.row.size_bytes for entry in removed)
+                self._inventory.remove(removed, evicted=evicted)
+
+    def forget_missing(self, path: Path, key: bytes) -> None:
+        """Forget a file that somebody else has removed."""
+        with self.lock:
+            if not path.exists():
+                self._inventory.remove([key])
 
     def set_aside_unopened(self, path: Path) -> None:
         """Set a file aside that could not be opened, unless it was replaced meanwhile."""
@@ -99,12 +103,17 @@ class Changes:
         _log.warning("damaged session file set aside", extra={"file": path.name, "reason": detail})
         self._disk.make_folder(self._quarantine)
         self._disk.move(path, self._quarantine / f"{path.stem}.{uuid4().hex[:8]}")
-        self._disk.flush_folder(self._quarantine)
-        self._disk.flush_folder(path.parent)
+        self._unflushed |= {path.parent, self._quarantine}
         self.num_set_aside += 1
-        self._disk.remove(path.with_suffix(PIN_SUFFIX))
         with contextlib.suppress(ValueError):
             self._inventory.remove([bytes.fromhex(path.stem)])
+        self._disk.remove(path.with_suffix(PIN_SUFFIX))
+        self._flush_folders()
+
+    def _flush_folders(self) -> None:
+        for folder in sorted(self._unflushed):
+            self._disk.flush_folder(folder)
+            self._unflushed.discard(folder)
 
     def _files_aside(self) -> list[Path]:
         return sorted(self._quarantine.iterdir()) if self._quarantine.is_dir() else []
@@ -112,11 +121,10 @@ class Changes:
     def drop_set_aside(self) -> None:
         """Remove the files that were set aside."""
         with self.lock:
-            paths = self._files_aside()
-            for path in paths:
+            for path in self._files_aside():
+                self._unflushed.add(self._quarantine)
                 self._disk.remove(path)
-            if paths:
-                self._disk.flush_folder(self._quarantine)
+            self._flush_folders()
 
     def size_bytes(self) -> int:
         """Return what all files take, those set aside included."""
@@ -143,6 +151,3 @@ class Changes:
 
     def _aside_bytes(self) -> int:
         return sum(path.stat().st_size for path in self._files_aside())
-
-    def _path(self, entry: Entry) -> Path:
-        return place_of(self._folder, entry.row.namespace, entry.key)

@@ -173,7 +173,7 @@ class SessionFolder:
         Args:
             record: What it is.
             buffers: All bytes of all items in order; an item may come in several buffers, and
-                none holds bytes of two.
+                none holds bytes of two. Each is done with before the next is asked for.
 
         Raises:
             ValueError: Buffers and items do not match.
@@ -312,6 +312,8 @@ class SessionFolder:
         try:
             file = SegmentFile.open(self._disk, path)
         except FileNotFoundError:
+            if self.is_writable and self._inventory.entry(keys.key):
+                self._changes.forget_missing(path, keys.key)
             return self._inventory.explain(keys, identity, namespace)
         except SegmentUnusable as error:
             self._set_aside(lambda: self._changes.set_aside_unopened(path))

@@ -153,7 +153,8 @@ def test_a_damaged_file_that_cannot_be_set_aside_is_a_miss(folder, disk, path, n
     assert find(folder, TURN).reason is FileMissReason.DAMAGED
     assert disk.fault is None
     assert find(folder, TURN).reason in {FileMissReason.DAMAGED, FileMissReason.NONE_STORED}
-    assert store(folder, RULES) is None
+    assert store(folder, TURN) is None
+    assert is_stored(folder, TURN)
 
 
 @pytest.mark.parametrize("name", ["remove", "flush_folder"])
@@ -163,7 +164,9 @@ def test_a_deletion_that_is_refused_is_told_and_can_be_tried_again(folder, disk,
     disk.refuse(name, BROKEN)
     with pytest.raises(StorageError, match="Input/output error"):
         folder.delete_source("doc")
+    disk.calls = {}
     folder.delete_source("doc")
+    assert disk.calls["flush_folder"] > 0  # it is lasting now, whatever was refused
     assert len(files_of(path)) == 1
     assert is_stored(folder, TURN)
 
