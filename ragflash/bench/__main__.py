@@ -30,13 +30,13 @@ def main() -> None:
     parser.add_argument("--kv", default="tq3_0")
     parser.add_argument("--ctx", type=int, action="append", help="of `kv`; repeatable")
     parser.add_argument("--text", type=Path, help="of `kv`: prose")
-    parser.add_argument("--commit", default="", help="of the files, where they are no checkout")
+    parser.add_argument("--commit", default="", help="of the files, where they are a copy")
     parser.add_argument("--out", type=Path, required=True)
     given = parser.parse_args()
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(message)s")
     command = " ".join(["ragflash", _COMMANDS[given.name], *sys.argv[2:]])
     begun = provenance() | {"command": command}
-    begun["commit"] = begun["commit"] or given.commit
+    begun["commit"] = given.commit or begun["commit"]
     if given.name == "gpu":
         _time(given, begun)
     else:

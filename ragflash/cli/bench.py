@@ -155,6 +155,9 @@ def gpu(
     device: DeviceOption = None,
     vram_gb: VramOption = None,
     kv: Annotated[KvFormat, typer.Option(help="Format of keys and values.")] = KvFormat.TQ3_0,
+    commit: Annotated[
+        str, typer.Option(help="That the files are of, where they are a copy of a checkout.")
+    ] = "",
     out: OutOption = None,
     as_json: JsonOption = False,
 ) -> None:
@@ -179,7 +182,7 @@ def gpu(
         )
         return bench.measure(plan, track, keep)
 
-    _run_kept("gpu", run, out=out, as_json=as_json)
+    _run_kept("gpu", run, out=out, as_json=as_json, commit=commit)
 
 
 @app.command()
@@ -235,10 +238,12 @@ def _run_kept(
     *,
     out: Path | None,
     as_json: bool,
+    commit: str = "",
 ) -> None:
     """Run a benchmark that hands over what it has before it ends, in case it never does."""
     with Output(as_json=as_json) as output:
         begun = provenance()
+        begun["commit"] = commit or begun["commit"]
 
         def keep(measurement: record.Measurement) -> None:
             if out is not None:

@@ -76,6 +76,7 @@ def place_on_card(file: GGUFFile, device: torch.device, options: CardOptions) ->
     limit_allocator(plan)
     with explained_memory(plan):
         decoder = load_records(file, device)
+        torch.cuda.empty_cache()  # what repacking took
         pages, allocators = _pages(plan, decoder.kv_layout, device)
         context_pages = pages_for(plan.options.context_tokens)
         grid = allocators.grid
@@ -90,6 +91,7 @@ def place_on_card(file: GGUFFile, device: torch.device, options: CardOptions) ->
             row_counts=ROW_COUNTS[-1:] if options.exact else ROW_COUNTS,
         )
         torch.cuda.synchronize(device)
+        torch.cuda.empty_cache()  # what compiling took
     _log.info("the model is on the card", extra=_measured(plan, device))
     name = torch.cuda.get_device_name(device)
     return Placed(model, pages, allocators, device=name, arithmetic="int8+bfloat16")
