@@ -1,7 +1,8 @@
 import pytest
 
 from ragflash.api.app import api_config
-from ragflash.errors import SettingInvalid
+from ragflash.cli.parts import vram_bytes
+from ragflash.errors import DeviceMissing, SettingInvalid
 from ragflash.settings import Settings, is_loopback, load_settings
 
 KEY = "correct-horse-battery"
@@ -85,3 +86,29 @@ def test_names_are_checked_on_loopback_and_where_listed() -> None:
     assert api_config(load_settings(host="0.0.0.0", api_key=KEY)).allowed_hosts is None
     listed = load_settings(host="0.0.0.0", api_key=KEY, allowed_hosts=("RAG.lan",))
     assert {"rag.lan", "localhost"} <= api_config(listed).allowed_hosts
+
+
+def test_options_of_a_card_are_settings(run, law, monkeypatch) -> None:
+    seen = []
+
+    def start(settings):
+        seen.append(settings)
+        raise DeviceMissing("that will do")
+
+    monkeypatch.setattr("ragflash.cli.parts.start_model", start)
+    options = {
+        "--device": "cpu",
+        "--vram": "23.5",
+        "--ctx": "138696",
+        "--kv": "tq3_0",
+        "--slots": "2",
+        "--verify-rows": "16",
+    }
+    given = [word for option in options.items() for word in option]
+    result = run("ask", "How long are records kept?", "--file", law, *given)
+    assert (result.exit_code, result.stderr) == (1, "error: that will do\n")
+    (settings,) = seen
+    assert (settings.device, settings.vram_gb, settings.context_tokens) == ("cpu", 23.5, 138_696)
+    assert (settings.kv_format, settings.max_slots, settings.verify_rows) == ("tq3_0", 2, 16)
+    assert vram_bytes(settings) == int(23.5 * 2**30)
+    assert run("ask", "How long?", "--file", law, "--kv", "q3").exit_code == 2

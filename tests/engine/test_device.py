@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from ragflash.engine import device
-from ragflash.engine.card import card_format
+from ragflash.engine.card import CardOptions, card_format, place_on_card
 from ragflash.errors import DeviceMemoryShort, DeviceMissing, DeviceUnsupported
 from ragflash.kvcache.planner import CONTEXT_BYTES, PlanOptions, plan_memory
 from ragflash.models.known_formats import remember_format
@@ -112,3 +112,11 @@ def test_an_unnamed_format_is_the_measured_one_or_q8_0(tmp_path):
     assert card_format("auto", "a" * 64, tmp_path) == "q8_0"
     remember_format("a" * 64, "model.gguf", "tq3_0", tmp_path)
     assert card_format("auto", "a" * 64, tmp_path) == "tq3_0"
+
+
+def test_a_file_that_is_larger_than_the_card_is_refused_before_it_is_read(card):
+    card.setattr(torch.cuda, "mem_get_info", lambda: (15 * GIB, 16 * GIB))
+    card.setattr("ragflash.engine.card.load_records", fail(AssertionError("it was read")))
+    options = CardOptions(None, None, "tq3_0", max_slots=1, verify_rows=21)
+    with pytest.raises(DeviceMemoryShort, match="a smaller model or quantisation"):
+        place_on_card(shape_file("qwen35-27b"), torch.device("cuda", 0), options)
