@@ -18,7 +18,7 @@ TABLES = dict.fromkeys(("first_rows", "slots", "counts"), "*i32")
 
 def floats(function, **others: str) -> dict[str, str]:
     """Types of a kernel's arguments: pointers, but for tables and sizes, are of float32."""
-    small = {"rows", "all_rows", "chunks", "num_sequences", "num_slots"}
+    small = {"rows", "chunks", "num_sequences", "num_slots"}
     names = [n for n in function.arg_names if n == n.lower() and n not in small | set(TABLES)]
     found = {name: "i32*16" if name.endswith("_stride") else "*fp32" for name in names}
     return found | {n: k for n, k in TABLES.items() if n in function.arg_names} | others
@@ -56,7 +56,7 @@ HALVES = dict.fromkeys(("queries", "keys", "inverses", "mixing"), "*bf16")
 def delta_prepare_chunks(sm: int, dtype: str):
     constants = SIZES | {"PARTS": 1, "WIDTH": 4, "BLOCK": ROWS}
     function = chunks_kernel.prepare_chunks_kernel
-    pointers = floats(function, qkv=f"*{dtype}", queries="*bf16", keys="*bf16", columns="*bf16")
+    pointers = floats(function, qkv=f"*{dtype}", queries="*bf16", keys="*bf16")
     return compile_kernel(function, pointers, constants, sm=sm, warps=4)
 
 
@@ -71,7 +71,7 @@ def delta_chain_chunks(sm: int, dtype: str):
     options = pick_chain(hopper=sm == 90)
     constants = SIZES | {"BLOCK": options.value_block, "KEEP": True}
     function = chunks_kernel.chain_chunks_kernel
-    pointers = floats(function, out=f"*{dtype}", columns="*bf16", **HALVES)
+    pointers = floats(function, out=f"*{dtype}", **HALVES)
     return compile_kernel(
         function, pointers, constants, sm=sm, warps=options.warps, stages=options.stages
     )

@@ -42,15 +42,15 @@ def _dot(a, a_small, b, b_small, total):
 
 @triton.jit(do_not_specialize=["rows"])
 def prepare_chunks_kernel(
-    qkv, conv, tail, queries, keys, columns, values, part_stride, row_stride, rows, all_rows,
+    qkv, conv, tail, queries, keys, values, part_stride, row_stride, rows,
     PARTS: tl.constexpr, KEY_HEADS: tl.constexpr, VALUE_HEADS: tl.constexpr, DIM: tl.constexpr,
     VALUE_DIM: tl.constexpr, WIDTH: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     """Convolve one head of BLOCK rows; rows beyond the last become zeros.
 
     Arguments as in `delta_prefill`, of one slot. Written are, of T rows in whole chunks, `queries`
-    `[T, Hk, D]` of length D ** -0.5, `keys` `[T, Hk, 2, D]`, the halves of keys of length 1,
-    `columns` `[Hk, 2, D, T]`, the same the other way round, and `values` `[T, Hv, Dv]`.
+    `[T, Hk, D]` of length D ** -0.5, `keys` `[T, Hk, 2, D]`, the halves of keys of length 1, and
+    `values` `[T, Hv, Dv]`.
     """
     row = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)[:, None]
     head = tl.program_id(1)
@@ -72,9 +72,6 @@ def prepare_chunks_kernel(
             key_at = (row * KEY_HEADS + head - KEY_HEADS) * (2 * DIM) + line
             tl.store(keys + key_at, large)
             tl.store(keys + key_at + DIM, small)
-            column_at = ((head - KEY_HEADS) * (2 * DIM) + line).to(tl.int64) * all_rows + row
-            tl.store(columns + column_at, large)
-            tl.store(columns + column_at + DIM * all_rows.to(tl.int64), small)
     else:
         column = (head - 2 * KEY_HEADS) * VALUE_DIM + tl.arange(0, VALUE_DIM)[None, :]
         channel = 2 * KEY_HEADS * DIM + column
@@ -169,7 +166,7 @@ def solve_chunks_kernel(
 
 @triton.jit(do_not_specialize=["rows", "chunks"])
 def chain_chunks_kernel(
-    queries, keys, columns, values, decay, steps, inverses, mixing, memory, out, rows, chunks,
+    queries, keys, values, decay, steps, inverses, mixing, memory, out, rows, chunks,
     KEY_HEADS: tl.constexpr, VALUE_HEADS: tl.constexpr, DIM: tl.constexpr,
     VALUE_DIM: tl.constexpr, BLOCK: tl.constexpr, KEEP: tl.constexpr,
 ):  # fmt: skip
@@ -211,11 +208,6 @@ def chain_chunks_kernel(
         output = tl.dot(tl.load(mixing + place), correction.to(k.dtype), output)
         tl.store(out + value_at, output.to(out.dtype.element_ty), mask=row[:, None] < rows)
         d, d_small = _halves(correction * tl.exp(last - total)[:, None], k.dtype)
-        # Loaded the other way round: of a transposed operand Triton 3.6 makes wrong sums on sm_90.
-        column_at = (head % KEY_HEADS * (2 * DIM) + line[:, None]).to(tl.int64) * (chunks * _CHUNK)
-        column_at += chunk * _CHUNK + i[None, :]
-        kt = tl.load(columns + column_at)
-        kt_small = tl.load(columns + column_at + (DIM * chunks * _CHUNK).to(tl.int64))
-        state = _dot(kt, kt_small, d, d_small, state * tl.exp(last))
+        state = _dot(tl.trans(k), tl.trans(k_small), d, d_small, state * tl.exp(last))
     if KEEP:
         tl.store(memory_at, state)

@@ -23,20 +23,25 @@ ROWS = 16  # of a program of the convolution
 class ChainOptions:
     """How the chain of chunks is launched.
 
+    Blocks of 32 columns with 4 or 8 warps gave wrong memories on an H200 (Triton 3.6), and with 8
+    read where nothing is: Hopper's own matrix instructions, which 2 warps do not use, went wrong.
+
     Attributes:
         value_block: Columns of a memory that a program keeps.
         warps: Of a program.
         stages: Chunks that are loaded at a time.
+        solve_warps: Of a program that solves a chunk.
     """
 
-    value_block: int = 32
-    warps: int = 4
+    value_block: int = 64
+    warps: int = 8
     stages: int = 1
+    solve_warps: int = 4
 
 
 def pick_chain(*, hopper: bool) -> ChainOptions:
     """Return what is best on an H200, or what spills no registers on other cards."""
-    return ChainOptions(warps=4 if hopper else 8)
+    return ChainOptions() if hopper else ChainOptions(value_block=32)
 
 
 def _is_hopper(device: torch.device) -> bool:
@@ -49,7 +54,6 @@ class _Scratch:
 
     queries: torch.Tensor  # [T, Hk, D]
     keys: torch.Tensor  # [T, Hk, 2, D]
-    columns: torch.Tensor  # [Hk, 2, D, T]
     values: torch.Tensor  # [T, Hv, Dv]
     decay: torch.Tensor  # [Hv, T]
     steps: torch.Tensor  # [Hv, T]
@@ -69,7 +73,6 @@ class _Scratch:
         return cls(
             empty(rows, sizes.key_heads, sizes.key_dim, dtype=half),
             empty(rows, sizes.key_heads, 2, sizes.key_dim, dtype=half),
-            empty(sizes.key_heads, 2, sizes.key_dim, rows, dtype=half),
             empty(rows, heads, sizes.value_dim),
             empty(heads, rows),
             empty(heads, rows),
@@ -102,22 +105,22 @@ def delta_prefill_triton(
     out = torch.empty((rows, sizes.value_heads, sizes.value_dim), dtype=out_dtype, device=device)
     tail = states.tails[slot]
     prepare_chunks_kernel[chunks * CHUNK // ROWS, 2 * sizes.key_heads + sizes.value_heads](
-        first_column(qkv), conv, tail, scratch.queries, scratch.keys, scratch.columns,
-        scratch.values, *qkv.partials.stride()[:2], rows, chunks * CHUNK,
-        PARTS=len(qkv.partials), WIDTH=sizes.conv_width, BLOCK=ROWS, num_warps=4, **constants,
+        first_column(qkv), conv, tail, scratch.queries, scratch.keys, scratch.values,
+        *qkv.partials.stride()[:2], rows, PARTS=len(qkv.partials), WIDTH=sizes.conv_width,
+        BLOCK=ROWS, num_warps=4, **constants,
     )  # fmt: skip
     solve_chunks_kernel[chunks, sizes.value_heads](
         scratch.queries, scratch.keys, first_column(beta), first_column(alpha), decay_rate,
         decay_bias, scratch.decay, scratch.steps, scratch.inverses, scratch.mixing,
         *beta.partials.stride()[:2], *alpha.partials.stride()[:2], rows, chunks,
         BETA_PARTS=len(beta.partials), ALPHA_PARTS=len(alpha.partials),
-        num_warps=4, **constants,
+        num_warps=options.solve_warps, **constants,
     )  # fmt: skip
     block = min(options.value_block, sizes.value_dim)
     chain_chunks_kernel[sizes.value_heads, sizes.value_dim // block](
-        scratch.queries, scratch.keys, scratch.columns, scratch.values, scratch.decay,
-        scratch.steps, scratch.inverses, scratch.mixing, states.memories[slot], out, rows, chunks,
-        BLOCK=block, KEEP=keep, num_warps=options.warps, num_stages=options.stages, **constants,
+        scratch.queries, scratch.keys, scratch.values, scratch.decay, scratch.steps,
+        scratch.inverses, scratch.mixing, states.memories[slot], out, rows, chunks, BLOCK=block,
+        KEEP=keep, num_warps=options.warps, num_stages=options.stages, **constants,
     )  # fmt: skip
     if keep:
         last = qkv.partials[:, -len(tail) :]
