@@ -96,7 +96,7 @@ class Sizes:
 
     contexts: tuple[int, ...] = (7500, 30_000)
     codes: int = 200
-    positions: int = 512
+    positions: int = 256
     grid_tokens: int = GRID_TOKENS
 
 
@@ -129,26 +129,22 @@ def check(
         DeviceError: The card cannot be used.
     """
     sizes, where = sizes or Sizes(), choose_device(device)
-    names = list(formats) or [name for name in KV_FORMATS if name != "f16"]
+    names: list[KVFormatName] = [name for name in formats or KV_FORMATS if name != "f16"]
     with GGUFFile.open(path) as file:
-        longest = model_shape(file).context_tokens
-        contexts = [length for length in sizes.contexts if length <= longest]
-        if not contexts:
-            raise SettingInvalid(
-                f"{file.path.name} has {longest} tokens of context, {min(sizes.contexts)} are "
-                "needed at least"
-            )
-        tokenizer = Tokenizer.from_gguf(file)
+        probes = _probes_of(file, prose, sizes)
+        order: list[KVFormatName] = ["f16", *names]
+        exact: dict[int, list[_Outcome]] = {}
         rows: list[Quality] = []
-        for number, length in enumerate(contexts):
-            probes = [*make_probes(tokenizer.encode, prose, length, sizes)]
-            progress(f"f16 at {length} tokens", number, len(contexts))
-            exact = _outcomes(_place(file, where, "f16", length, vram_bytes, sizes), probes)
-            for name in names:
-                progress(f"{name} at {length} tokens", number, len(contexts))
-                found = _outcomes(_place(file, where, name, length, vram_bytes, sizes), probes)
-                rows.append(_compare(name, length, probes, exact, found))
-        progress("done", len(contexts), len(contexts))
+        for number, name in enumerate(order):
+            progress(f"reading with {name}", number, len(order))
+            placed = _place(file, where, name, max(probes), vram_bytes, sizes)
+            for length, some in probes.items():
+                found = [_read(placed, probe) for probe in some]
+                exact.setdefault(length, found)  # f16 comes first
+                if name != "f16":
+                    rows.append(_compare(name, length, some, exact[length], found))
+            del placed  # before the next one is loaded
+        progress("done", len(order), len(order))
         return {
             "model": file.path.name,
             "sha256": content_hash(path, None),
@@ -157,6 +153,19 @@ def check(
             "best": best_format(rows),
             "rows": [{**asdict(row), "passes": row.passes} for row in rows],
         }
+
+
+def _probes_of(file: GGUFFile, prose: str, sizes: Sizes) -> dict[int, list[Probe]]:
+    """Return texts of every length that the model has."""
+    longest = model_shape(file).context_tokens
+    contexts = [length for length in sizes.contexts if length <= longest]
+    if not contexts:
+        raise SettingInvalid(
+            f"{file.path.name} has {longest} tokens of context, {min(sizes.contexts)} are needed at "
+            "least"
+        )
+    encode = Tokenizer.from_gguf(file).encode
+    return {length: [*make_probes(encode, prose, length, sizes)] for length in contexts}
 
 
 def best_format(rows: Sequence[Quality]) -> KVFormatName:
@@ -206,10 +215,6 @@ class _Outcome:
 
     copied: tuple[bool, ...]
     logprobs: torch.Tensor
-
-
-def _outcomes(placed: Placed, probes: Sequence[Probe]) -> list[_Outcome]:
-    return [_read(placed, probe) for probe in probes]
 
 
 def _read(placed: Placed, probe: Probe) -> _Outcome:
