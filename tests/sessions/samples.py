@@ -1,5 +1,6 @@
 """Records and bytes for tests of session files; torch-free, since killed children use it too."""
 
+import os
 import random
 from collections.abc import Iterable, Sequence
 from pathlib import Path
@@ -20,6 +21,8 @@ from ragflash.sessions import (
 )
 from ragflash.sessions.records import Item
 
+# A kill leaves the page cache alone, so that a folder in memory tests the same and is faster.
+SHARED_MEMORY = Path("/dev/shm") if os.access("/dev/shm", os.W_OK) else None
 IDENTITY = Identity(
     weights="sha256:1111",
     architecture="qwen35",

@@ -10,19 +10,16 @@ from pathlib import Path
 
 import pytest
 
+from tests.sessions.samples import SHARED_MEMORY
+
 PROGRAM = Path(__file__).with_name("crashes.py")
-SHARED_MEMORY = Path("/dev/shm")
 NUM_KILLS = 1000
 NUM_PROGRAMS = 2
 
 
 @pytest.fixture
 def parent() -> Iterator[Path]:
-    # A kill leaves the page cache alone, so that a folder in memory tests the same and is faster.
-    is_there = SHARED_MEMORY.is_dir() and os.access(SHARED_MEMORY, os.W_OK)
-    with tempfile.TemporaryDirectory(
-        dir=SHARED_MEMORY if is_there else None, prefix="ragflash-"
-    ) as name:
+    with tempfile.TemporaryDirectory(dir=SHARED_MEMORY, prefix="ragflash-") as name:
         yield Path(name)
 
 

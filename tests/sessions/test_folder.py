@@ -3,6 +3,8 @@
 import mmap
 import os
 import stat
+import subprocess
+import sys
 import threading
 from array import array
 from dataclasses import fields, replace
@@ -20,8 +22,6 @@ from ragflash.sessions import (
     FileMissReason,
     PageItem,
     PartItem,
-    RefusalReason,
-    Refused,
     SegmentRecord,
     SnapshotItem,
 )
@@ -235,13 +235,28 @@ def test_an_error_of_the_caller_reaches_the_caller(folder):
         folder.read([(hit.pages(PageForm.EXACT)[0], memoryview(bytearray(5999)))])
 
 
+READER = """
+import sys
+from pathlib import Path
+from tests.sessions.samples import DOCUMENT, RULES, is_stored, open_folder, store
+
+folder = open_folder(Path(sys.argv[1]))
+print(folder.is_writable, is_stored(folder, RULES), store(folder, RULES, DOCUMENT).reason)
+print([info.num_tokens for info in folder.list()], "torch" in sys.modules)
+"""
+
+
 def test_a_second_process_reads_and_does_not_write(path):
-    writer, reader = open_folder(path), None
+    writer = open_folder(path)
     store(writer, RULES)
-    child = os.fork()
-    if child == 0:
-        os._exit(_live_as_reader(path))
-    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+    told = subprocess.run(
+        [sys.executable, "-c", READER, str(path)],
+        env=os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)},
+        capture_output=True,
+        text=True,
+        check=True,
+    ).stdout
+    assert told.split("\n") == ["False True read_only", "[40] False", ""]
     reader = open_folder(path)
     assert not reader.is_writable
     store(writer, RULES, DOCUMENT)
@@ -253,19 +268,6 @@ def test_a_second_process_reads_and_does_not_write(path):
     successor = open_folder(path)
     assert successor.is_writable
     successor.close()
-
-
-def _live_as_reader(path) -> int:
-    folder = open_folder(path)
-    refused = store(folder, RULES, DOCUMENT)
-    is_right = (
-        not folder.is_writable
-        and is_stored(folder, RULES)
-        and isinstance(refused, Refused)
-        and refused.reason is RefusalReason.READ_ONLY
-        and len(folder.list()) == 1
-    )
-    return 0 if is_right else 1
 
 
 def test_a_damaged_file_is_no_hit_for_a_reader_and_stays(path):

@@ -14,6 +14,7 @@ from tests.sessions.samples import (
     DOCUMENT,
     ITEMS,
     RULES,
+    SHARED_MEMORY,
     TURN,
     bytes_of,
     fetch,
@@ -21,14 +22,11 @@ from tests.sessions.samples import (
     store,
 )
 
-SHARED_MEMORY = Path("/dev/shm")
-
 
 @pytest.fixture
-def memory(tmp_path) -> Iterator[Path]:
+def memory() -> Iterator[Path]:
     """A folder where flushing takes no time."""
-    parent = SHARED_MEMORY if SHARED_MEMORY.is_dir() else tmp_path
-    with tempfile.TemporaryDirectory(dir=parent, prefix="ragflash-") as name:
+    with tempfile.TemporaryDirectory(dir=SHARED_MEMORY, prefix="ragflash-") as name:
         yield Path(name)
 
 
