@@ -161,8 +161,8 @@ def _probes_of(file: GGUFFile, prose: str, sizes: Sizes) -> dict[int, list[Probe
     contexts = [length for length in sizes.contexts if length <= longest]
     if not contexts:
         raise SettingInvalid(
-            f"{file.path.name} has {longest} tokens of context, {min(sizes.contexts)} are needed at "
-            "least"
+            f"{file.path.name} has {longest} tokens of context, {min(sizes.contexts)} are needed "
+            "at least"
         )
     encode = Tokenizer.from_gguf(file).encode
     return {length: [*make_probes(encode, prose, length, sizes)] for length in contexts}
