@@ -43,18 +43,20 @@ def is_small() -> bool:
     return DEVICE == "cpu"
 
 
-@pytest.fixture(scope="session")
-def model_paths(request: pytest.FixtureRequest) -> dict[str, Path]:
-    """The two real models, by paths in the environment or from their packages."""
+def find_model(name: str, request: pytest.FixtureRequest) -> Path:
+    """Return the file of a real model: by a path in the environment, else from its package."""
+    given = os.environ.get(f"RAGFLASH_TEST_{name.upper()}")
     fixtures = {"smollm2": "packaged_model_path", "gemma": "gemma_model_path"}
-    found = {}
-    for name, fixture in fixtures.items():
-        given = os.environ.get(f"RAGFLASH_TEST_{name.upper()}")
-        found[name] = Path(given) if given else request.getfixturevalue(fixture)
-    return found
+    return Path(given) if given else request.getfixturevalue(fixtures[name])
 
 
 @pytest.fixture
-def model_path(request: pytest.FixtureRequest, model_paths: dict[str, Path]) -> Path:
+def model_path(request: pytest.FixtureRequest) -> Path:
     """One of the real models, by name."""
-    return model_paths[request.param]
+    return find_model(request.param, request)
+
+
+@pytest.fixture(scope="session")
+def smollm2_path(request: pytest.FixtureRequest) -> Path:
+    """SmolLM2-135M-Instruct."""
+    return find_model("smollm2", request)

@@ -43,10 +43,10 @@ def fill(path, *, device, context_tokens, vram_bytes, num_tokens):
     return ends, counters, peak
 
 
-def test_a_small_model_fills_its_context_without_an_allocation(model_paths, device, is_small):
+def test_a_small_model_fills_its_context_without_an_allocation(smollm2_path, device, is_small):
     tokens = 700 if is_small else 8000
     ends, counters, _ = fill(
-        model_paths["smollm2"],
+        smollm2_path,
         device=device,
         context_tokens=1024 if is_small else 8192,
         vram_bytes=4 << 30,

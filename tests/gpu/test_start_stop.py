@@ -23,9 +23,9 @@ AT_ONCE = 8
 
 
 @pytest.fixture(scope="module")
-def client(model_paths, device, is_small):
+def client(smollm2_path, device, is_small):
     client = start_engine(
-        model_paths["smollm2"],
+        smollm2_path,
         device=device,
         context_tokens=2048 if is_small else 16_384,
         kv_format="q8_0",
