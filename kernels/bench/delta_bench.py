@@ -1,6 +1,5 @@
 """The gated delta rule with the heads of a 27B hybrid: 48 layers, one sequence."""
 
-import itertools
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -80,8 +79,10 @@ def _bench_prefill(report: "Report", layer: Layer, *, sweep: bool) -> None:
     start = copies[0].memories[0, 0].clone(), copies[0].tails[0, 0].clone()
     _, memory, _ = layer.by_rows(columns, *start)
     num_bytes = PROMPT_ROWS * (REAL.channels + REAL.value_heads * REAL.value_dim) * 2
-    blocks, warps, stages = ((32, 64), (4, 8), (1, 2)) if sweep else ((32, 64), (4,), (1, 2))
-    chains = [ChainOptions(*x) for x in itertools.product(blocks, warps, stages)]
+    shapes = [(64, 8, 1), (32, 2, 1)]
+    if sweep:
+        shapes += [(64, 8, 2), (64, 4, 1), (128, 8, 1), (16, 2, 1), (32, 2, 2)]
+    chains = [ChainOptions(*shape) for shape in shapes]
     for options in chains:
         calls = [
             partial(

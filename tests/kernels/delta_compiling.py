@@ -68,7 +68,7 @@ def delta_solve_chunks(sm: int, dtype: str):
 
 
 def delta_chain_chunks(sm: int, dtype: str):
-    options = pick_chain(hopper=sm == 90)
+    options = pick_chain(SIZES["VALUE_DIM"], hopper=sm == 90)
     constants = SIZES | {"BLOCK": options.value_block, "KEEP": True}
     function = chunks_kernel.chain_chunks_kernel
     pointers = floats(function, out=f"*{dtype}", **HALVES)

@@ -127,7 +127,7 @@ def test_equals_attention_over_decoded_pages(sequences, head_dim, monkeypatch):
 def test_the_logarithm_is_of_the_sum_of_weights():
     case = Case([(3, 900)], 128)
     _, lse = case.run()
-    k = case.plain[0][0].repeat_interleave(4, 0)
+    k = case.plain[0][0][:, :900].repeat_interleave(4, 0)
     scores = torch.einsum("rhd,hsd->rhs", case.q.double(), k) * case.scale
     total = lse.double().exp2().sum(2).log()
     assert torch.allclose(total, scores.logsumexp(2), atol=2e-2)

@@ -187,7 +187,7 @@ class FewRows:
             qkv, beta, alpha, conv=weights.conv, decay_rate=weights.decay_rate,
             decay_bias=weights.decay_bias, states=self.states.layer(layer),
             first_rows=self.tables["first_rows"], slots=self.tables["slots"],
-            max_rows=self.num_rows, eager=self.eager,
+            max_rows=self.num_rows, eager=self.eager and self.num_rows == 1,
         )  # fmt: skip
 
 

@@ -23,8 +23,8 @@ ROWS = 16  # of a program of the convolution
 class ChainOptions:
     """How the chain of chunks is launched.
 
-    Blocks of 32 columns with 4 or 8 warps gave wrong memories on an H200 (Triton 3.6), and with 8
-    read where nothing is: Hopper's own matrix instructions, which 2 warps do not use, went wrong.
+    Blocks of fewer than 64 columns gave wrong memories on an H200 (Triton 3.6) with 4 warps, and
+    with 8 read where nothing is: 2 warps do not use Hopper's own matrix instructions.
 
     Attributes:
         value_block: Columns of a memory that a program keeps.
@@ -39,9 +39,11 @@ class ChainOptions:
     solve_warps: int = 4
 
 
-def pick_chain(*, hopper: bool) -> ChainOptions:
+def pick_chain(value_dim: int, *, hopper: bool) -> ChainOptions:
     """Return what is best on an H200, or what spills no registers on other cards."""
-    return ChainOptions() if hopper else ChainOptions(value_block=32)
+    if not hopper:
+        return ChainOptions(value_block=min(32, value_dim))
+    return ChainOptions() if value_dim >= 64 else ChainOptions(value_block=value_dim, warps=2)
 
 
 def _is_hopper(device: torch.device) -> bool:
@@ -97,7 +99,7 @@ def delta_prefill_triton(
 ) -> torch.Tensor:
     """Return the heads of every row, and change the slot's state; see `delta_prefill`."""
     sizes, device = states.sizes, conv.device
-    options = options or pick_chain(hopper=_is_hopper(device))
+    options = options or pick_chain(sizes.value_dim, hopper=_is_hopper(device))
     rows = qkv.partials.shape[1]
     chunks = triton.cdiv(rows, CHUNK)
     constants = size_constants(sizes)
@@ -116,7 +118,7 @@ def delta_prefill_triton(
         BETA_PARTS=len(beta.partials), ALPHA_PARTS=len(alpha.partials),
         num_warps=options.solve_warps, **constants,
     )  # fmt: skip
-    block = min(options.value_block, sizes.value_dim)
+    block = options.value_block
     chain_chunks_kernel[sizes.value_heads, sizes.value_dim // block](
         scratch.queries, scratch.keys, scratch.values, scratch.decay, scratch.steps,
         scratch.inverses, scratch.mixing, states.memories[slot], out, rows, chunks, BLOCK=block,
