@@ -87,13 +87,20 @@ def start_engine(
     info = _info(loaded, model_hash)
     chunk_tokens = PREFILL_ROWS if is_card else prefill_chunk_tokens
     core = _core(loaded, info, _Turns(max_slots, chunk_tokens, drafter_factory, verify_rows - 1))
-    worker = _start_worker(core, max_slots + queue_size, threads or torch.get_num_threads())
+    worker = _start_worker(core, loaded.placed, max_slots + queue_size, threads)
     return EngineClient(worker, tokenizer=loaded.tokenizer, template=loaded.template, info=info)
 
 
-def _start_worker(core: EngineCore, max_in_flight: int, threads: int) -> Worker:
-    # OpenMP keeps the number of threads per calling thread, so the worker must set its own.
-    prepare = partial(torch.set_num_threads, threads)
+def _start_worker(
+    core: EngineCore, placed: Placed, max_in_flight: int, threads: int | None
+) -> Worker:
+    num_threads = threads or torch.get_num_threads()
+
+    def prepare() -> None:
+        # OpenMP keeps the number of threads per calling thread, so the worker must set its own.
+        torch.set_num_threads(num_threads)
+        placed.warm_up()
+
     return Worker(core, max_in_flight=max_in_flight, prepare=prepare)
 
 

@@ -90,11 +90,12 @@ def place_on_card(file: GGUFFile, device: torch.device, options: CardOptions) ->
             chunk_tokens=PREFILL_ROWS,
             row_counts=ROW_COUNTS[-1:] if options.exact else ROW_COUNTS,
         )
-        torch.cuda.synchronize(device)
         torch.cuda.empty_cache()  # what compiling took
+        model.warm_up()
+        torch.cuda.synchronize(device)
     _log.info("the model is on the card", extra=_measured(plan, device))
     name = torch.cuda.get_device_name(device)
-    return Placed(model, pages, allocators, device=name, arithmetic="int8+bfloat16")
+    return Placed(model, pages, allocators, name, "int8+bfloat16", model.warm_up)
 
 
 def _plan(file: GGUFFile, options: CardOptions) -> MemoryPlan:

@@ -1,5 +1,6 @@
 """A model where it runs."""
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from ragflash.kvcache.grid import PageAllocators
@@ -17,6 +18,7 @@ class Placed:
         allocators: Of the pages.
         device: For users: the name of a card, or `cpu`.
         arithmetic: For users: what matrices are multiplied in.
+        warm_up: To be called first by the thread that will run the model.
     """
 
     model: Model
@@ -24,3 +26,4 @@ class Placed:
     allocators: PageAllocators
     device: str
     arithmetic: str
+    warm_up: Callable[[], None] = lambda: None

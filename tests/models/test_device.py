@@ -170,3 +170,12 @@ def test_a_layer_without_a_fused_form_is_refused(tmp_path):
         decoder = load_records(file, CPU)
     with pytest.raises(ModelError, match="choose --device cpu"):
         lower(decoder)
+
+
+@pytest.mark.parametrize("name", LOWERED)
+def test_warming_up_leaves_slots_as_new(pairs, name):
+    pair = pairs(name)
+    expected = feed(pair, TEXT[:60], [50])
+    pair.programme.warm_up()
+    assert not any(part.any() for part in pair.programme.snapshot(0))
+    assert torch.equal(feed(pair, TEXT[:60], [50]), expected)

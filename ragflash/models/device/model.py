@@ -4,6 +4,7 @@ from collections.abc import Iterable, Sequence
 
 import torch
 
+from ragflash.kvcache.allocator import PAGE_TOKENS, pages_for
 from ragflash.kvcache.pages import KVLayout, KVPages
 from ragflash.models.contract import ForwardBatch, Model, SequenceRows
 from ragflash.models.decoder import Decoder
@@ -16,6 +17,7 @@ from ragflash_kernels.gated_delta import DeltaStates, delta_commit
 from ragflash_kernels.prefill_attention import PrefillWorkspace
 
 _EAGER_ROWS = 16  # with more, products lose by starting early
+_WARM_PAGES = 64  # of history, so many that it is cut like a long one
 
 
 class DeviceModel(Model):
@@ -58,6 +60,7 @@ class DeviceModel(Model):
         self._tables = StepTables(TableSizes(max_slots, exact_pages, packed_pages, windows), device)
         self._states = _states(self._programme, max_slots, device)
         self._dtype = dtype
+        self._chunk_tokens = chunk_tokens
         self._unpacked = torch.empty(_largest(self._programme), dtype=dtype, device=device)
         self._scratch = _scratch(self._programme, chunk_tokens, device)
         # Numbers that are there already need no copy.
@@ -111,6 +114,25 @@ class DeviceModel(Model):
         if not results:
             return torch.empty((0, self.vocab_size), device=self._device)
         return results[0] if len(results) == 1 else torch.cat(results)
+
+    def warm_up(self) -> None:
+        """Read prompts that nobody asked, with and without history; overwrites slot 0 and pages.
+
+        Afterwards kernels are compiled and memory is reserved; the plans of cuDNN are made for the
+        calling thread alone.
+        """
+        exact, packed = self._tables.sizes.exact_pages, self._tables.sizes.packed_pages
+        num_rows = min(self._chunk_tokens, self._pages.exact.num_pages * PAGE_TOKENS)
+        for num_packed in {0, min(packed, _WARM_PAGES)}:
+            before = min(exact, self._pages.exact.num_pages) * PAGE_TOKENS - num_rows
+            pages = tuple(range(pages_for(before + num_rows)))
+            committed = before + num_packed * PAGE_TOKENS
+            rows = SequenceRows(
+                0, num_rows, committed, pages, (num_rows - 1,), packed_pages=(0,) * num_packed
+            )
+            ids = torch.zeros(num_rows, dtype=torch.int64)
+            self.forward(ForwardBatch(ids, ids, (rows,)), self._pages)
+        self.reset(0)
 
     def commit(self, slot: int, num_rows: int) -> None:
         """See `Model`."""
