@@ -3,29 +3,30 @@
 Nothing here imports torch: whoever has tensors hands over bytes, and gets bytes back.
 """
 
-from ragflash.sessions.folder import SessionCounts, SessionFolder
+from ragflash.kvcache.archive import FileMiss, FileMissReason, PageItem, SnapshotItem
+from ragflash.kvcache.identity import Identity
+from ragflash.sessions.archive import ArchiveCounts, FolderArchive
+from ragflash.sessions.folder import SessionFolder
 from ragflash.sessions.hit import FileHit
-from ragflash.sessions.identity import Identity
 from ragflash.sessions.records import (
     NO_SOURCE,
-    FileMiss,
-    FileMissReason,
-    PageItem,
     PartItem,
     RefusalReason,
     Refused,
     SegmentRecord,
+    SessionCounts,
     SessionInfo,
-    SnapshotItem,
 )
 from ragflash.sessions.segment_file import StoredItem
 from ragflash.sessions.writer import SessionLimits
 
 __all__ = [
     "NO_SOURCE",
+    "ArchiveCounts",
     "FileHit",
     "FileMiss",
     "FileMissReason",
+    "FolderArchive",
     "Identity",
     "PageItem",
     "PartItem",

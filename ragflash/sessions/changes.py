@@ -7,12 +7,12 @@ from collections.abc import Callable, Collection, Iterable, Sequence
 from pathlib import Path
 from uuid import uuid4
 
+from ragflash.kvcache.archive import FileMissReason
 from ragflash.sessions.disk import Disk
 from ragflash.sessions.eviction import Entry
 from ragflash.sessions.format import SegmentUnusable
 from ragflash.sessions.inventory import FILE_SUFFIX, PIN_SUFFIX, Inventory, place_of
 from ragflash.sessions.part_file import PART_SUFFIX
-from ragflash.sessions.records import FileMissReason
 from ragflash.sessions.segment_file import SegmentFile
 
 _QUARANTINE = "quarantine"

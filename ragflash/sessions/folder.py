@@ -6,27 +6,26 @@ from array import array
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Self
 
 from ragflash.errors import DataFolderLocked, NotFound, StorageError
+from ragflash.kvcache.archive import FileMiss, FileMissReason
+from ragflash.kvcache.identity import Identity
 from ragflash.sessions.changes import Changes
 from ragflash.sessions.disk import Buffer, Disk
 from ragflash.sessions.format import SegmentUnusable
 from ragflash.sessions.hit import FileHit
-from ragflash.sessions.identity import Identity
 from ragflash.sessions.index import SessionIndex
 from ragflash.sessions.inventory import PIN_SUFFIX, Inventory, place_of
 from ragflash.sessions.lock import WriterLock
 from ragflash.sessions.part_file import PartFile
 from ragflash.sessions.records import (
-    FileMiss,
-    FileMissReason,
     PrefixKeys,
     RefusalReason,
     Refused,
     SegmentRecord,
+    SessionCounts,
     SessionInfo,
     prefix_keys,
 )
@@ -34,23 +33,6 @@ from ragflash.sessions.segment_file import ReadFailed, SegmentFile, StoredItem, 
 from ragflash.sessions.writer import SegmentWriter, SessionLimits
 
 _log = logging.getLogger(__name__)
-
-
-@dataclass(frozen=True, slots=True)
-class SessionCounts:
-    """What the folder holds.
-
-    Attributes:
-        num_segments: Files that can be found.
-        size_bytes: What all files take, those set aside included.
-        num_set_aside: Damaged files found since the start.
-        written_today_bytes: Written, or set out to be, today (UTC).
-    """
-
-    num_segments: int
-    size_bytes: int
-    num_set_aside: int
-    written_today_bytes: int
 
 
 class SessionFolder:
@@ -181,6 +163,10 @@ class SessionFolder:
         if not self.is_writable:
             return Refused(RefusalReason.READ_ONLY, "another process has the sessions")
         return self._writer.store(record, buffers)
+
+    def holds(self, key: bytes) -> bool:
+        """Whether there is a segment of that key, as far as is known without a look at the disk."""
+        return self._inventory.entry(key) is not None
 
     def list(self) -> Sequence[SessionInfo]:
         """Return all segments, the last used first."""

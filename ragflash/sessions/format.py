@@ -16,16 +16,14 @@ from itertools import accumulate
 import xxhash
 
 from ragflash.kvcache.allocator import PageForm
+from ragflash.kvcache.archive import FileMissReason, PageItem, SnapshotItem
+from ragflash.kvcache.identity import FORMAT_VERSION, Identity, Value, spell
 from ragflash.kvcache.segments import ROOT_KEY
-from ragflash.sessions.identity import FORMAT_VERSION, Identity, Value, spell
 from ragflash.sessions.records import (
     ORIGIN_COLUMNS,
-    FileMissReason,
     Item,
-    PageItem,
     PartItem,
     PrefixKeys,
-    SnapshotItem,
 )
 
 ALIGNMENT = 4096

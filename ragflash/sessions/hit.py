@@ -1,13 +1,16 @@
 """What was found for a prompt: open files, one for each segment from its start."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from hashlib import sha256
 from types import TracebackType
 from typing import Self
 
 from ragflash.kvcache.allocator import PageForm
-from ragflash.sessions.identity import Identity
-from ragflash.sessions.records import FileMiss, FileMissReason, PageItem, PartItem, SnapshotItem
+from ragflash.kvcache.archive import FileMiss, FileMissReason, PageItem, SnapshotItem
+from ragflash.kvcache.identity import Identity
+from ragflash.sessions.records import (
+    PartItem,
+)
 from ragflash.sessions.segment_file import SegmentFile, StoredItem
 
 
@@ -41,6 +44,15 @@ class FileHit:
     def source_ids(self) -> tuple[str, ...]:
         """Documents whose text the run holds."""
         return self.files[-1].tables.source_ids
+
+    @property
+    def prefill_seconds(self) -> float:
+        """How long computing the last segment took."""
+        return self.files[-1].header.prefill_seconds
+
+    def prefix(self, num_segments: int) -> "FileHit":
+        """Return the run of the first segments; the files are still closed with this hit."""
+        return replace(self, files=self.files[:num_segments], miss=None)
 
     def pages(self, form: PageForm) -> dict[int, StoredItem]:
         """Return the pages of a form by number; of several with one number the last is right."""

@@ -14,8 +14,8 @@ from typing import Any, Self
 
 from sqlite_utils import Database
 
+from ragflash.kvcache.identity import Value
 from ragflash.sessions.disk import Disk
-from ragflash.sessions.identity import Value
 from ragflash.sessions.migrations import MIGRATIONS
 from ragflash.sessions.records import PrefixKeys
 

@@ -8,13 +8,17 @@ from dataclasses import replace
 from hashlib import sha256
 from pathlib import Path
 
+from ragflash.kvcache.archive import FileMiss, FileMissReason
+from ragflash.kvcache.identity import Identity, spell
 from ragflash.kvcache.segments import segment_key
 from ragflash.sessions.disk import Disk
 from ragflash.sessions.eviction import Entry, plan_eviction
 from ragflash.sessions.format import Header, SegmentUnusable, Tables
-from ragflash.sessions.identity import Identity, spell
 from ragflash.sessions.index import EVICTED_KEYS_REMEMBERED, SegmentRow, SessionIndex
-from ragflash.sessions.records import FileMiss, FileMissReason, PrefixKeys, SessionInfo
+from ragflash.sessions.records import (
+    PrefixKeys,
+    SessionInfo,
+)
 from ragflash.sessions.segment_file import SegmentFile
 
 FILE_SUFFIX = ".segment"

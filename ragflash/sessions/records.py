@@ -6,38 +6,15 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 
-from ragflash.kvcache.allocator import PageForm
+from ragflash.kvcache.archive import PageItem, SnapshotItem
+from ragflash.kvcache.identity import Identity
 from ragflash.kvcache.segments import ROOT_KEY, segment_key
-from ragflash.sessions.identity import Identity
 
 NO_SOURCE = 0xFFFF_FFFF
 """Origin of a token that copies no document."""
 
 ORIGIN_COLUMNS = 4
 MAX_PART_NAME = 16
-
-
-class FileMissReason(StrEnum):
-    """Why no file, or not a longer run of files, is used for a prompt."""
-
-    NONE_STORED = "none_stored"
-    PREFIX_DIFFERS = "prefix_differs"
-    EVICTED = "evicted"
-    IDENTITY_DIFFERS = "identity_differs"
-    DAMAGED = "damaged"
-    IO_ERROR = "io_error"
-
-
-@dataclass(frozen=True, slots=True)
-class FileMiss:
-    """Nothing is used; `field` names what differs in the identity."""
-
-    reason: FileMissReason
-    field: str | None = None
-    detail: str = ""
-
-    def __str__(self) -> str:
-        return f"{self.reason}:{self.field}" if self.field else str(self.reason)
 
 
 class RefusalReason(StrEnum):
@@ -61,38 +38,6 @@ class Refused:
 
     reason: RefusalReason
     detail: str = ""
-
-
-@dataclass(frozen=True, slots=True)
-class PageItem:
-    """One page of all layers.
-
-    Attributes:
-        form: As computed, or packed.
-        index: Its number in the sequence: token `p` is in page `p // page_tokens`.
-        num_tokens: Places that are filled, from the page's first; those before the segment too.
-        num_bytes: Of the whole page.
-    """
-
-    form: PageForm
-    index: int
-    num_tokens: int
-    num_bytes: int
-
-
-@dataclass(frozen=True, slots=True)
-class SnapshotItem:
-    """One array of the recurrent state after `position` tokens.
-
-    Attributes:
-        position: Tokens from the start of the prompt.
-        index: Number of the array in what the model's `snapshot` gives.
-        num_bytes: Of the array.
-    """
-
-    position: int
-    index: int
-    num_bytes: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -212,3 +157,20 @@ class SessionInfo:
     created_s: float
     last_used_s: float
     pinned: bool
+
+
+@dataclass(frozen=True, slots=True)
+class SessionCounts:
+    """What the folder holds.
+
+    Attributes:
+        num_segments: Files that can be found.
+        size_bytes: What all files take, those set aside included.
+        num_set_aside: Damaged files found since the start.
+        written_today_bytes: Written, or set out to be, today (UTC).
+    """
+
+    num_segments: int
+    size_bytes: int
+    num_set_aside: int
+    written_today_bytes: int

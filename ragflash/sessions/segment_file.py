@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Self
 
+from ragflash.kvcache.archive import FileMissReason
 from ragflash.sessions.disk import Disk
 from ragflash.sessions.format import (
     FOOTER_BYTES,
@@ -22,7 +23,9 @@ from ragflash.sessions.format import (
     decode_header,
     decode_tables,
 )
-from ragflash.sessions.records import FileMissReason, Item
+from ragflash.sessions.records import (
+    Item,
+)
 
 _IO_BYTES = 1 << 20
 
