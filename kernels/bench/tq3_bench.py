@@ -1,5 +1,6 @@
 """Attention over TQ3_0 pages alone, without merging of splits, and its launch options."""
 
+from dataclasses import asdict
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -8,7 +9,7 @@ from run import CACHE_BYTES, relative_error, time_us
 
 from ragflash_kernels.kv_codec import KvFormat, decode_pages, encode_pages
 from ragflash_kernels.paged_attention import Visibility
-from ragflash_kernels.paged_attention.gluon_tq3 import attend_tq3
+from ragflash_kernels.paged_attention.gluon_tq3 import Tq3Options, attend_tq3
 
 if TYPE_CHECKING:
     from run import Report
@@ -40,10 +41,9 @@ def bench_tq3(report: "Report", *, sweep: bool) -> None:
                     _bench_rows(report, pages, plain, num_rows, splits, options)
 
 
-def _options(num_rows: int, *, sweep: bool) -> list[dict[str, object]]:
+def _options(num_rows: int, *, sweep: bool) -> list[Tq3Options]:
     """Return launch options; what is chosen without them comes first."""
-    tried = SWEEP.get(num_rows, ()) if sweep else ()
-    return [{}, *(dict(zip(("tiles", "registers", "ahead"), one, strict=True)) for one in tried)]
+    return [Tq3Options(), *(Tq3Options(*one) for one in SWEEP.get(num_rows, ()) if sweep)]
 
 
 def _bench_rows(
@@ -52,7 +52,7 @@ def _bench_rows(
     plain: torch.Tensor,
     num_rows: int,
     splits: int,
-    options: dict[str, object],
+    options: Tq3Options,
 ) -> None:
     num_pages = len(pages[0][0])
     whole = partial(torch.tensor, dtype=torch.int32, device="cuda")
@@ -68,7 +68,7 @@ def _bench_rows(
     def call(keys: torch.Tensor, values: torch.Tensor) -> None:
         attend_tq3(
             q, keys, values, seen, page_tokens=PAGE, scale=SCALE, split_tokens=128, out=out,
-            lse=lse, **options,  # type: ignore[arg-type]
+            lse=lse, options=options,
         )  # fmt: skip
 
     call(*pages[0])
@@ -77,7 +77,7 @@ def _bench_rows(
     num_bytes = sum(of.nbytes for of in pages[0])
     name = f"tq3_0 {num_pages * PAGE} tokens, {num_rows} rows"
     us = time_us([partial(call, *both) for both in pages])
-    report.line(name, us, num_bytes, error, splits=splits, **options)
+    report.line(name, us, num_bytes, error, splits=splits, **asdict(options))
 
 
 def _exact(q: torch.Tensor, tokens: torch.Tensor) -> torch.Tensor:

@@ -14,8 +14,8 @@ from tests.kernels.test_ptx import OPERATIONS, carry_out, halves
 
 pytest.importorskip("triton")
 
-from ragflash_kernels.paged_attention.gluon_kernel import quantize_queries_kernel
 from ragflash_kernels.paged_attention.gluon_tq3 import attend_tq3, pick_tiles
+from ragflash_kernels.paged_attention.query_kernel import quantize_queries_kernel
 
 TQ3 = KvFormat.TQ3_0
 HEAD_DIM, TOKENS = 256, 64

@@ -144,9 +144,11 @@ def test_starts_hide_older_tokens(head_dim):
 
 @pytest.mark.parametrize("tiles", [1, 2, 3, 4, 6, 8, 12])
 def test_a_row_depends_neither_on_others_nor_on_tiles(tiles):
+    from ragflash_kernels.paged_attention.gluon_tq3 import Tq3Options
+
     case = Case([(16, 1500)], 256)
     out, lse = case.run()
-    found, logarithms = case.run(tiles=tiles)
+    found, logarithms = case.run(options=Tq3Options(tiles=tiles))
     assert torch.equal(logarithms, lse)
     assert torch.equal(found[~lse.isneginf()], out[~lse.isneginf()])
     alone = Case([(1, 1500)], 256)

@@ -12,23 +12,23 @@ is a query's own, so what comes out for a row does not depend on the other rows,
 or on TILES.
 """
 
-import triton
-import triton.language as tl
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
+from ragflash_kernels.paged_attention.gluon_loads import (
+    load_keys,
+    load_values,
+    make_finite,
+    prefetch,
+)
 from ragflash_kernels.paged_attention.gluon_parts import (
     barrier,
     fade,
     load_constants,
-    load_keys,
     load_shared,
-    load_values,
-    make_finite,
     mark,
     mix,
-    prefetch,
     raise_references,
     score,
     shared_memory,
@@ -40,62 +40,25 @@ from ragflash_kernels.paged_attention.gluon_parts import (
 )
 
 _LOWEST = gl.constexpr(-32768.0)  # the first reference: scores in units of log2 are above it
-_NEVER = tl.constexpr(2147483647)
-_ROUND = tl.constexpr(12582912.0)  # 1.5 * 2**23: adding it rounds to an integer, ties to even
 
 
-@triton.jit(do_not_specialize=["kv_heads", "group", "tiles"])
-def quantize_queries_kernel(
-    q, first_rows, starts, q_out, scales_out, bounds_out, factor, kv_heads, group, tiles,
-    DIM: tl.constexpr, EAGER: tl.constexpr,
-):  # fmt: skip
-    """Quantise a tile of eight queries of a sequence and a key head as fragments of a product.
+@gluon.constexpr_function
+def _areas(tiles, warps, buffers):
+    """Return where areas of shared memory begin; weights are at 0, constants take 128 bytes.
 
-    Query m of a sequence is head m % group of its row m // group. A query's values, in int8 steps
-    of 1/127 of the largest, lie by pair of blocks of 32, then lane 4 g + c: values 8 c … 8 c + 7
-    of query g in the first block, then in the second.
-
-    Args:
-        q: Floats `[rows, kv_heads * group, DIM]`.
-        first_rows: As in `Visibility`.
-        starts: Likewise.
-        q_out: int8 `[sequences, kv_heads, tiles, 8 * DIM]`.
-        scales_out: float32 `[sequences, kv_heads, tiles, 8]`, times `factor`.
-        bounds_out: int32 `[sequences, kv_heads, tiles, 2]`: the least and the largest start.
-        factor: See `scales_out`.
-        kv_heads: Of the cache.
-        group: Query heads of a key head.
-        tiles: See `q_out`.
-        DIM: Values of a head.
-        EAGER: Let the next kernel start, and wait for the one before only here (sm_90).
+    A table of scales and references, then what raising these needs: maxima, factors, flags.
     """
-    if EAGER:
-        gdc_launch_dependents()
-        gdc_wait()
-    tile = tl.program_id(0)
-    head = tl.program_id(1)
-    sequence = tl.program_id(2)
-    first_row = tl.load(first_rows + sequence)
-    num_rows = tl.load(first_rows + sequence + 1) - first_row
-    of_tile = tl.arange(0, 8)
-    m = tile * 8 + of_tile
-    here = m < num_rows * group
-    row = (first_row + m // group).to(tl.int64)
-    d = tl.arange(0, DIM)[None, :]
-    at = (row * (kv_heads * group) + head * group + m % group)[:, None] * DIM + d
-    x = tl.load(q + at, mask=here[:, None], other=0.0).to(tl.float32)
-    scale = tl.max(tl.abs(x), 1) * (1.0 / 127.0)
-    codes = x / tl.where(scale > 0.0, scale, 1.0)[:, None]
-    codes = tl.clamp((codes + _ROUND) - _ROUND, -127.0, 127.0).to(tl.int8)
-    place = (sequence * kv_heads + head) * tiles + tile
-    lane = of_tile[:, None] * 4 + d % 32 // 8
-    byte = d // 64 * 512 + lane * 16 + d % 64 // 32 * 8 + d % 8
-    tl.store(q_out + place.to(tl.int64) * (8 * DIM) + byte, codes)
-    # Scores start at -inf where a token is hidden: times 0 they would be NaN.
-    tl.store(scales_out + place * 8 + of_tile, tl.maximum(scale * factor, 1e-30))
-    start = tl.load(starts + row, mask=here, other=0)
-    tl.store(bounds_out + place * 2, tl.min(tl.where(here, start, _NEVER), 0))
-    tl.store(bounds_out + place * 2 + 1, tl.max(start, 0))
+    table = buffers * warps * tiles * 256
+    maxima = table + tiles * 64
+    fades = maxima + warps * tiles * 32
+    flags = fades + tiles * 32
+    return table, maxima, fades, flags, flags + 32
+
+
+@gluon.constexpr_function
+def _turns(tiles, warps):
+    """Return how often all threads take a query each until all have one."""
+    return (8 * tiles + 32 * warps - 1) // (32 * warps)
 
 
 @gluon.jit
@@ -119,6 +82,218 @@ def _hide(scores, starts, token, query, first_row, num_queries, group, TILES: gl
     return out
 
 
+@gluon.jit
+def _find_span(bounds, ends, sequence, place, split, splits, split_tokens, STEP: gl.constexpr,
+               TILES: gl.constexpr):  # fmt: skip
+    """Return a split's first token and the one after its last, the sequence's end, the last start.
+
+    Tokens before the earliest start are left out; from the last start on no row hides any.
+    """
+    end = gl.load(ends + sequence)
+    earliest = gl.load(bounds + place * 2)
+    latest = gl.load(bounds + place * 2 + 1)
+    for tile in gl.static_range(1, TILES):
+        earliest = gl.minimum(earliest, gl.load(bounds + (place + tile) * 2))
+        latest = gl.maximum(latest, gl.load(bounds + (place + tile) * 2 + 1))
+    share = (end + splits * STEP - 1) // (splits * STEP) * STEP
+    share = gl.maximum(share, split_tokens)
+    stop = gl.minimum((split + 1) * share, end)
+    begin = gl.maximum(split * share, earliest // STEP * STEP)
+    return begin, stop, end, latest
+
+
+@gluon.jit
+def _prepare(memory, scales, place, thread, TILES: gl.constexpr, WARPS: gl.constexpr,
+             BUFFERS: gl.constexpr):  # fmt: skip
+    """Fill shared memory with scales and first references; return the constants."""
+    AREAS: gl.constexpr = _areas(TILES, WARPS, BUFFERS)
+    for turn in gl.static_range(_turns(TILES, WARPS)):
+        query = thread + turn * 32 * WARPS
+        real = query < 8 * TILES
+        at = memory + AREAS[0] + (query >> 1) * 16 + (query & 1) * 4
+        scale = gl.load(scales + place * 8 + query, mask=real, other=0.0)
+        store_if(real, at, scale)
+        store_if(real, at + 8, scale * 0.0 - _LOWEST)
+    flags = memory + AREAS[3]
+    store_if(thread < 2, flags + thread * 4, (thread * 0).to(gl.float32))
+    # Two copies: words that all threads have in common would be kept in uniform registers.
+    constants = memory + AREAS[4] + (thread & 1) * 64
+    store_constants(constants)
+    barrier(flags)
+    return load_constants(constants)
+
+
+@gluon.jit
+def _score_step(loaded, constants, queries, starts, rows, at, span, thread, DIM: gl.constexpr,
+                TILES: gl.constexpr):  # fmt: skip
+    """Return a warp's scores of 16 of the tokens from `at` on, -inf where they are hidden.
+
+    `rows` is the program's first query, the sequence's first row, its queries, and the group.
+    """
+    _, _, end, latest = span
+    lane = thread & 31
+    token = (thread >> 5) * 16 + (lane >> 2)
+    zero = (thread * 0).to(gl.float32)
+    first = gl.where(at + token < end, zero, -float("inf"))
+    second = gl.where(at + token + 8 < end, zero, -float("inf"))
+    scores = score(loaded, constants[0], constants[2], queries, first, second, DIM, TILES)
+    if at < latest:
+        first_query, first_row, num_queries, group = rows
+        query = first_query + 2 * (lane & 3)
+        scores = _hide(scores, starts, at + token, query, first_row, num_queries, group, TILES)
+    return scores
+
+
+@gluon.jit
+def _weigh_step(scores, memory, stamp, sums, totals, thread, TILES: gl.constexpr,
+                WARPS: gl.constexpr, BUFFERS: gl.constexpr):  # fmt: skip
+    """Store all warps' weights, and raise references if any must be; return sums, then faded."""
+    AREAS: gl.constexpr = _areas(TILES, WARPS, BUFFERS)
+    lane = thread & 31
+    warp = thread >> 5
+    slot = memory + AREAS[3] + stamp % 2 * 4
+    buffer = stamp % BUFFERS * (WARPS * TILES * 256)
+    table = memory + AREAS[0] + (lane & 3) * 16
+    weights = memory + buffer + warp * (TILES * 256) + lane * 8
+    if BUFFERS == 1:
+        barrier(slot)
+    mark(weigh(scores, table, weights, TILES), slot, stamp)
+    if barrier(slot) == stamp:
+        maxima = memory + AREAS[1]
+        fades = memory + AREAS[2]
+        store_maxima(scores, table, maxima + warp * (TILES * 32) + (lane & 3) * 8, TILES)
+        barrier(slot)
+        raise_references(thread, memory + AREAS[0], maxima, fades, WARPS, TILES)
+        barrier(slot)
+        weigh(scores, table, weights, TILES)
+        sums, totals = fade(sums, totals, fades, lane, warp, WARPS, TILES)
+        barrier(slot)
+    return sums, totals
+
+
+@gluon.jit
+def _mix_step(mixed, tables, memory, stamp, sums, totals, thread, TILES: gl.constexpr,
+              WARPS: gl.constexpr, BUFFERS: gl.constexpr):  # fmt: skip
+    """Return sums with all warps' weights times values of the step added."""
+    first = memory + stamp % BUFFERS * (WARPS * TILES * 256) + (thread & 31) * 8
+    own = ()
+    for turn in gl.static_range(len(totals) // 2):
+        own = own + (first + gl.minimum((thread >> 5) + turn * WARPS, TILES - 1) * 256,)
+    return mix(mixed, tables, first, own, sums, totals, TILES, WARPS)
+
+
+@gluon.jit
+def _go_through(
+    memory, constants, queries, pools, pages, max_pages, starts, rows, span, thread,
+    DIM: gl.constexpr, PAGE: gl.constexpr, HIGH: gl.constexpr, SCALES: gl.constexpr,
+    TILES: gl.constexpr, WARPS: gl.constexpr, BUFFERS: gl.constexpr, AHEAD: gl.constexpr,
+):  # fmt: skip
+    """Return sums of weighted values over a split, and each warp's sums of some tiles' weights.
+
+    `pools` is where the head's keys are in page 0, the stride of pages, and both of values.
+    """
+    STEP: gl.constexpr = 16 * WARPS
+    lane = thread & 31
+    warp = thread >> 5
+    begin, stop, end, _ = span
+    first_key, key_stride, first_value, value_stride = pools
+    zero = (thread * 0).to(gl.float32)
+    sums = ()
+    for _ in gl.static_range(8 * TILES):
+        sums = sums + (zero,)
+    totals = ()
+    for _ in gl.static_range((TILES + WARPS - 1) // WARPS):
+        totals = totals + (zero, zero)
+    page = gl.load(pages + gl.minimum(begin // PAGE, max_pages - 1)).to(gl.int64)
+    next_page = gl.load(pages + gl.minimum((begin + STEP) // PAGE, max_pages - 1)).to(gl.int64)
+    if AHEAD:
+        last = gl.maximum(end - 1 - begin // PAGE * PAGE, 0)
+        place = first_key + page * key_stride
+        loaded = load_keys(place, warp * 16 + begin % PAGE, last, lane, DIM, HIGH, SCALES)
+    stamp = 0
+    for at in range(begin, stop, STEP):
+        stamp += 1
+        value_page = first_value + page * value_stride
+        if AHEAD:
+            mixed = load_values(value_page, at % PAGE, warp, lane, DIM, HIGH, SCALES)
+        else:
+            last = end - 1 - at // PAGE * PAGE
+            place = first_key + page * key_stride
+            loaded = load_keys(place, warp * 16 + at % PAGE, last, lane, DIM, HIGH, SCALES)
+        scores = _score_step(loaded, constants, queries, starts, rows, at, span, thread, DIM, TILES)
+        if not AHEAD:
+            mixed = load_values(value_page, at % PAGE, warp, lane, DIM, HIGH, SCALES)
+        # The next step's keys; after the last step, once more the same.
+        more = at + STEP < stop
+        following = gl.where(more, at + STEP, at)
+        page = gl.where(more, next_page, page)
+        next_page = gl.load(pages + gl.minimum((at + 2 * STEP) // PAGE, max_pages - 1)).to(gl.int64)
+        place = first_key + page * key_stride
+        if AHEAD:
+            last = end - 1 - following // PAGE * PAGE
+            loaded = load_keys(place, warp * 16 + following % PAGE, last, lane, DIM, HIGH, SCALES)
+        else:
+            value_page = first_value + page * value_stride
+            prefetch(place, value_page, following % PAGE, thread, more, DIM, HIGH, SCALES)
+        low, high, of_values = mixed
+        if at + STEP > end:
+            of_values = make_finite(of_values)
+        sums, totals = _weigh_step(
+            scores, memory, stamp, sums, totals, thread, TILES, WARPS, BUFFERS
+        )
+        sums, totals = _mix_step(
+            (low, high, of_values), constants[1], memory, stamp, sums, totals, thread, TILES,
+            WARPS, BUFFERS,
+        )  # fmt: skip
+    return sums, totals
+
+
+@gluon.jit
+def _add_up(totals, memory, thread, TILES: gl.constexpr, WARPS: gl.constexpr,
+            BUFFERS: gl.constexpr):  # fmt: skip
+    """Store sums of weights where maxima were, by query, for all warps."""
+    AREAS: gl.constexpr = _areas(TILES, WARPS, BUFFERS)
+    maxima = memory + AREAS[1]
+    for turn in gl.static_range(len(totals) // 2):
+        tile = (thread >> 5) + turn * WARPS
+        at_tile = maxima + tile * 32 + (thread & 3) * 8
+        store_pair_if(tile < TILES, at_tile, totals[2 * turn], totals[2 * turn + 1])
+    barrier(memory + AREAS[3])
+    return maxima
+
+
+@gluon.jit
+def _store(
+    sums, totals, memory, out, lse, rows, head, kv_heads, split, splits, any_tokens, thread,
+    DIM: gl.constexpr, TILES: gl.constexpr, WARPS: gl.constexpr, BUFFERS: gl.constexpr,
+):  # fmt: skip
+    """Store means and logarithms of all queries; `rows` as in `_score_step`."""
+    AREAS: gl.constexpr = _areas(TILES, WARPS, BUFFERS)
+    first_query, first_row, num_queries, group = rows
+    maxima = _add_up(totals, memory, thread, TILES, WARPS, BUFFERS)
+    for turn in gl.static_range(_turns(TILES, WARPS)):
+        query = thread + turn * 32 * WARPS
+        here = (query < 8 * TILES) & (first_query + query < num_queries)
+        query = gl.minimum(query, 8 * TILES - 1)
+        total = load_shared(maxima + query * 4)
+        reference = -load_shared(memory + AREAS[0] + (query >> 1) * 16 + (query & 1) * 4 + 8)
+        row = _row_of(first_query + query, first_row, head, group, kv_heads)
+        logarithm = gl.where(total > 0, reference + gl.log2(total), -float("inf"))
+        gl.store(lse + row * splits + split, logarithm, mask=here)
+    if any_tokens:
+        lane = thread & 31
+        for i in gl.static_range(2 * TILES):
+            query = first_query + i // 2 * 8 + 2 * (lane & 3) + i % 2
+            total = load_shared(maxima + (query - first_query) * 4)
+            inverse = gl.where(total > 0, 1.0 / total, 0.0)
+            row = _row_of(query, first_row, head, group, kv_heads)
+            target = out + (row * splits + split) * DIM + (thread >> 5) * 32 + (lane >> 2)
+            here = query < num_queries
+            for k in gl.static_range(4):
+                value = sums[8 * (i // 2) + 2 * k + i % 2] * inverse
+                gl.store(target + 8 * k, value, mask=here)
+
+
 @gluon.jit(
     do_not_specialize=[
         "kv_heads", "group", "max_pages", "splits", "split_tokens", "tiles", "tile_groups",
@@ -133,211 +308,47 @@ def attend_tq3_kernel(
 ):  # fmt: skip
     """Attend of up to 8 · TILES queries of a sequence and a key head to one split.
 
-    Args:
-        q: As `quantize_queries_kernel` writes it.
-        scales: Likewise.
-        bounds: Likewise.
-        keys: Bytes of pages, `key_stride` apart, heads SIZE apart.
-        values: Likewise, `value_stride` apart.
-        page_table: As in `Visibility`, `[sequences, max_pages]`.
-        first_rows: Likewise.
-        starts: Likewise.
-        ends: Likewise.
-        out: float32 `[rows, heads, splits, DIM]`; not written where `lse` is -inf for all queries.
-        lse: float32 `[rows, heads, splits]`.
-        key_stride: Bytes.
-        value_stride: Bytes.
-        kv_heads: Of the cache.
-        group: Query heads of a key head.
-        max_pages: See `page_table`.
-        splits: That the tokens before a sequence's end are shared evenly among.
-        split_tokens: That a split has at least, a multiple of DIM / 2.
-        tiles: Of `q`.
-        tile_groups: Programs that share the tiles of a sequence.
-        DIM: Values of a head.
-        PAGE: Tokens of a page, a multiple of DIM / 2.
-        HIGH: As in `PageLayout`.
-        SCALES: Likewise.
-        SIZE: Likewise.
-        TILES: Of eight queries.
-        WARPS: DIM / 32.
-        BUFFERS: For weights: with 2 there is one barrier a step, with 1 there are two.
-        AHEAD: A step loads the keys of the next one, and its own values first; otherwise what the
-            next one needs is only asked into the second-level cache, which takes fewer registers.
-        EAGER: Let the next kernel start, and wait for the one before only here (sm_90).
+    `q`, `scales` and `bounds` are what `quantize_queries_kernel` writes, `tiles` a key head, which
+    `tile_groups` programs share. `keys` and `values` are bytes of pages of PAGE tokens, multiples
+    of DIM / 2, `key_stride` and `value_stride` apart, and heads are SIZE apart; for HIGH and SCALES
+    see `PageLayout`. The tables are those of `Visibility`, with `max_pages` pages a sequence;
+    `out` and `lse` those of `attend_tq3`, but where `lse` is -inf for all queries `out` is not
+    written. A sequence's tokens are shared evenly among `splits`, of `split_tokens` at least, a
+    multiple of DIM / 2. WARPS is DIM / 32.
+
+    With two BUFFERS for weights there is one barrier a step, with one there are two. AHEAD: a step
+    loads the keys of the next one, and its own values first; otherwise what the next one needs is
+    only asked into the second-level cache, which takes fewer registers. EAGER: let the next kernel
+    start, and wait for the one before only here (sm_90).
     """
     if EAGER:
         gdc_launch_dependents()
         gdc_wait()
-    STEP: gl.constexpr = 16 * WARPS
-    layout: gl.constexpr = gl.BlockedLayout([1], [32], [WARPS], [0])
-    thread = gl.arange(0, 32 * WARPS, layout=layout)
-    lane = thread & 31
-    warp = thread >> 5
+    thread = gl.arange(0, 32 * WARPS, layout=gl.BlockedLayout([1], [32], [WARPS], [0]))
     tile_group = gl.program_id(0) % tile_groups
     head = gl.program_id(0) // tile_groups
     split = gl.program_id(1)
     sequence = gl.program_id(2)
     first_row = gl.load(first_rows + sequence)
     num_queries = (gl.load(first_rows + sequence + 1) - first_row) * group
-    first_query = tile_group * (8 * TILES)
-    if first_query >= num_queries:
+    rows = (tile_group * (8 * TILES), first_row, num_queries, group)
+    if rows[0] >= num_queries:
         return
-    end = gl.load(ends + sequence)
     place = (sequence * kv_heads + head) * tiles + tile_group * TILES
-    earliest = gl.load(bounds + place * 2)
-    latest = gl.load(bounds + place * 2 + 1)
-    for tile in gl.static_range(1, TILES):
-        earliest = gl.minimum(earliest, gl.load(bounds + (place + tile) * 2))
-        latest = gl.maximum(latest, gl.load(bounds + (place + tile) * 2 + 1))
-    share = (end + splits * STEP - 1) // (splits * STEP) * STEP
-    share = gl.maximum(share, split_tokens)
-    stop = gl.minimum((split + 1) * share, end)
-    begin = gl.maximum(split * share, earliest // STEP * STEP)
-
-    # Shared memory: weights, a table of scales and references, then what raising these needs.
-    WEIGHTS: gl.constexpr = WARPS * TILES * 256
-    TABLE: gl.constexpr = BUFFERS * WEIGHTS
-    MAXIMA: gl.constexpr = TABLE + TILES * 64
-    FADES: gl.constexpr = MAXIMA + WARPS * TILES * 32
-    FLAGS: gl.constexpr = FADES + TILES * 32
-    CONSTANTS: gl.constexpr = FLAGS + 32
-    memory = shared_memory(split, CONSTANTS + 128)
-    ROW_TURNS: gl.constexpr = (8 * TILES + 32 * WARPS - 1) // (32 * WARPS)
-    for turn in gl.static_range(ROW_TURNS):
-        query = thread + turn * 32 * WARPS
-        real = query < 8 * TILES
-        at = memory + TABLE + (query >> 1) * 16 + (query & 1) * 4
-        scale = gl.load(scales + place * 8 + query, mask=real, other=0.0)
-        store_if(real, at, scale)
-        store_if(real, at + 8, scale * 0.0 - _LOWEST)
-    store_if(thread < 2, memory + FLAGS + thread * 4, (thread * 0).to(gl.float32))
-    # Two copies: words that all threads have in common would be kept in uniform registers.
-    constants = memory + CONSTANTS + (thread & 1) * 64
-    store_constants(constants)
-    barrier(memory + FLAGS)
-    key_tables, value_tables, bits = load_constants(constants)
-
-    zero = (thread * 0).to(gl.float32)
-    sums = ()
-    for _ in gl.static_range(8 * TILES):
-        sums = sums + (zero,)
-    totals = ()
-    own = ()
-    for turn in gl.static_range((TILES + WARPS - 1) // WARPS):
-        totals = totals + (zero, zero)
-        tile_of_warp = gl.minimum(warp + turn * WARPS, TILES - 1)
-        own = own + (memory + lane * 8 + tile_of_warp * 256,)
-    queries = q.to(gl.int64) + place.to(gl.int64) * (DIM * 8) + lane * 16
-    table = memory + TABLE + (lane & 3) * 16
-    maxima = memory + MAXIMA
-    token = warp * 16 + (lane >> 2)
-    pages = page_table + sequence * max_pages
-    first_key = keys.to(gl.int64) + head * SIZE
-    first_value = values.to(gl.int64) + head * SIZE
-    page = gl.load(pages + gl.minimum(begin // PAGE, max_pages - 1)).to(gl.int64)
-    next_page = gl.load(pages + gl.minimum((begin + STEP) // PAGE, max_pages - 1)).to(gl.int64)
-    if AHEAD:
-        loaded = load_keys(
-            first_key + page * key_stride, warp * 16 + begin % PAGE,
-            gl.maximum(end - 1 - begin // PAGE * PAGE, 0), lane, DIM, HIGH, SCALES,
-        )  # fmt: skip
-    stamp = 0
-    for at in range(begin, stop, STEP):
-        stamp += 1
-        slot = memory + FLAGS + stamp % 2 * 4
-        buffer = stamp % BUFFERS * WEIGHTS
-        key_page = first_key + page * key_stride
-        value_page = first_value + page * value_stride
-        if AHEAD:
-            mixed = load_values(value_page, at % PAGE, warp, lane, DIM, HIGH, SCALES)
-        else:
-            loaded = load_keys(
-                key_page,
-                warp * 16 + at % PAGE,
-                end - 1 - at // PAGE * PAGE,
-                lane,
-                DIM,
-                HIGH,
-                SCALES,
-            )
-        first = gl.where(at + token < end, zero, -float("inf"))
-        second = gl.where(at + token + 8 < end, zero, -float("inf"))
-        scores = score(loaded, key_tables, bits, queries, first, second, DIM, TILES)
-        if at < latest:
-            scores = _hide(
-                scores, starts, at + token, first_query + 2 * (lane & 3), first_row, num_queries,
-                group, TILES,
-            )  # fmt: skip
-        if not AHEAD:
-            mixed = load_values(value_page, at % PAGE, warp, lane, DIM, HIGH, SCALES)
-        # The next step's keys; after the last step, once more the same.
-        more = at + STEP < stop
-        following = gl.where(more, at + STEP, at)
-        page = gl.where(more, next_page, page)
-        next_page = gl.load(pages + gl.minimum((at + 2 * STEP) // PAGE, max_pages - 1)).to(gl.int64)
-        key_page = first_key + page * key_stride
-        if AHEAD:
-            loaded = load_keys(
-                key_page, warp * 16 + following % PAGE, end - 1 - following // PAGE * PAGE, lane,
-                DIM, HIGH, SCALES,
-            )  # fmt: skip
-        else:
-            prefetch(
-                key_page, first_value + page * value_stride, following % PAGE, thread, more, DIM,
-                HIGH, SCALES,
-            )  # fmt: skip
-        low, high, of_values = mixed
-        if at + STEP > end:
-            of_values = make_finite(of_values)
-        weights = memory + buffer + warp * (TILES * 256) + lane * 8
-        if BUFFERS == 1:
-            barrier(slot)
-        mark(weigh(scores, table, weights, TILES), slot, stamp)
-        if barrier(slot) == stamp:
-            store_maxima(scores, table, maxima + warp * (TILES * 32) + (lane & 3) * 8, TILES)
-            barrier(slot)
-            raise_references(thread, memory + TABLE, maxima, memory + FADES, WARPS, TILES)
-            barrier(slot)
-            weigh(scores, table, weights, TILES)
-            sums, totals = fade(sums, totals, memory + FADES, lane, warp, WARPS, TILES)
-            barrier(slot)
-        of_warp = ()
-        for turn in gl.static_range(len(own)):
-            of_warp = of_warp + (own[turn] + buffer,)
-        sums, totals = mix(
-            (low, high, of_values),
-            value_tables,
-            memory + buffer + lane * 8,
-            of_warp,
-            sums,
-            totals,
-            TILES,
-            WARPS,
-        )
-
-    for turn in gl.static_range(len(own)):
-        tile = warp + turn * WARPS
-        at_tile = maxima + tile * 32 + (lane & 3) * 8
-        store_pair_if(tile < TILES, at_tile, totals[2 * turn], totals[2 * turn + 1])
-    barrier(memory + FLAGS)
-    for turn in gl.static_range(ROW_TURNS):
-        query = thread + turn * 32 * WARPS
-        here = (query < 8 * TILES) & (first_query + query < num_queries)
-        query = gl.minimum(query, 8 * TILES - 1)
-        total = load_shared(maxima + query * 4)
-        reference = -load_shared(memory + TABLE + (query >> 1) * 16 + (query & 1) * 4 + 8)
-        row = _row_of(first_query + query, first_row, head, group, kv_heads)
-        logarithm = gl.where(total > 0, reference + gl.log2(total), -float("inf"))
-        gl.store(lse + row * splits + split, logarithm, mask=here)
-    if begin < stop:
-        for i in gl.static_range(2 * TILES):
-            query = first_query + i // 2 * 8 + 2 * (lane & 3) + i % 2
-            total = load_shared(maxima + (query - first_query) * 4)
-            inverse = gl.where(total > 0, 1.0 / total, 0.0)
-            row = _row_of(query, first_row, head, group, kv_heads)
-            target = out + (row * splits + split) * DIM + warp * 32 + (lane >> 2)
-            here = query < num_queries
-            for k in gl.static_range(4):
-                value = sums[8 * (i // 2) + 2 * k + i % 2] * inverse
-                gl.store(target + 8 * k, value, mask=here)
+    span = _find_span(bounds, ends, sequence, place, split, splits, split_tokens, 16 * WARPS, TILES)
+    AREAS: gl.constexpr = _areas(TILES, WARPS, BUFFERS)
+    memory = shared_memory(split, AREAS[4] + 128)
+    constants = _prepare(memory, scales, place, thread, TILES, WARPS, BUFFERS)
+    queries = q.to(gl.int64) + place.to(gl.int64) * (DIM * 8) + (thread & 31) * 16
+    pools = (
+        keys.to(gl.int64) + head * SIZE, key_stride,
+        values.to(gl.int64) + head * SIZE, value_stride,
+    )  # fmt: skip
+    sums, totals = _go_through(
+        memory, constants, queries, pools, page_table + sequence * max_pages, max_pages, starts,
+        rows, span, thread, DIM, PAGE, HIGH, SCALES, TILES, WARPS, BUFFERS, AHEAD,
+    )  # fmt: skip
+    _store(
+        sums, totals, memory, out, lse, rows, head, kv_heads, split, splits, span[0] < span[1],
+        thread, DIM, TILES, WARPS, BUFFERS,
+    )  # fmt: skip

@@ -1,5 +1,6 @@
 """Launch of the attention over TQ3_0 pages on NVIDIA cards."""
 
+from dataclasses import dataclass
 from math import e, log2
 
 import torch
@@ -8,11 +9,9 @@ from torch import Tensor
 
 from ragflash_kernels.errors import KernelInputError
 from ragflash_kernels.kv_codec import KvFormat, page_layout
-from ragflash_kernels.paged_attention.gluon_kernel import (
-    attend_tq3_kernel,
-    quantize_queries_kernel,
-)
+from ragflash_kernels.paged_attention.gluon_kernel import attend_tq3_kernel
 from ragflash_kernels.paged_attention.gluon_ptx import KEY_UNIT
+from ragflash_kernels.paged_attention.query_kernel import quantize_queries_kernel
 from ragflash_kernels.paged_attention.visibility import Visibility
 
 _QUERIES = 8  # of a tile
@@ -22,6 +21,24 @@ _UNPACKING = 3.5  # what unpacking costs a program, in tiles
 _TWO_BUFFERS = 8  # up to so many tiles two buffers of weights fit 48 KB with the rest
 _AHEAD_TILES = 3  # up to which registers are left for the next step's keys
 _TWO_PROGRAMS = 128, 6  # registers of a thread, up to so many tiles: an SM then has two programs
+
+
+@dataclass(frozen=True, slots=True)
+class Tq3Options:
+    """How programs are launched; None is what was found fastest on an H200.
+
+    Attributes:
+        tiles: Of eight queries, that a program takes.
+        registers: That a thread takes at most.
+        ahead: Load the keys of the next step early.
+    """
+
+    tiles: int | None = None
+    registers: int | None = None
+    ahead: bool | None = None
+
+
+_FASTEST = Tq3Options()
 
 
 def attend_tq3(
@@ -35,9 +52,7 @@ def attend_tq3(
     split_tokens: int,
     out: Tensor,
     lse: Tensor,
-    tiles: int | None = None,
-    registers: int | None = None,
-    ahead: bool | None = None,
+    options: Tq3Options = _FASTEST,
     eager: bool = False,
 ) -> None:
     """Attend to each split of packed tokens, in the space that they are stored in.
@@ -47,7 +62,7 @@ def attend_tq3(
 
     Queries are rounded to 1/127 of their largest value and levels of keys to 1/53, weights and
     values to float16. A row's result depends on its sequence's end, on the number of splits and
-    their least size, but neither on other rows nor on the three options for tuning.
+    their least size, but neither on other rows nor on the options.
 
     Args:
         q: Floats `[N, Hq, D]`, contiguous, rotated; D is 64, 128 or 256.
@@ -61,9 +76,7 @@ def attend_tq3(
         out: float32 `[N, Hq, splits, D]`, written: weighted means; undefined where `lse` is -inf.
         lse: float32 `[N, Hq, splits]`, written: base-2 logarithms of sums of weights, -inf where a
             row sees nothing.
-        tiles: Of eight queries, that a program takes; None for what was found fastest.
-        registers: That a thread takes at most; None for what was found fastest.
-        ahead: Load the keys of the next step early; None for what was found fastest.
+        options: Of the launch.
         eager: Programmatic dependent launch (sm_90).
 
     Raises:
@@ -72,33 +85,60 @@ def attend_tq3(
     _check(q, keys, values, visibility, page_tokens, split_tokens)
     if lse.shape[:2] != q.shape[:2] or out.shape != (*lse.shape, q.shape[2]):
         raise KernelInputError(f"out is {tuple(out.shape)}, lse {tuple(lse.shape)}")
-    num_rows, num_heads, head_dim = q.shape
-    kv_heads, sequences = keys.shape[1], visibility.ends.shape[0]
-    group = num_heads // kv_heads
-    needed = triton.cdiv(min(visibility.max_rows, num_rows) * group, _QUERIES)
-    per_program = tiles or pick_tiles(needed)
-    groups = triton.cdiv(needed, per_program)
-    all_tiles = per_program * groups
-    shape = (sequences, kv_heads, all_tiles)
+    group = q.shape[1] // keys.shape[1]
+    needed = triton.cdiv(min(visibility.max_rows, len(q)) * group, _QUERIES)
+    tiles = options.tiles or pick_tiles(needed)
+    groups = triton.cdiv(needed, tiles)
+    queries = _quantize_queries(q, visibility, keys.shape[1], tiles * groups, scale, eager=eager)
+    _launch(
+        queries, keys, values, visibility, page_tokens, split_tokens, out, lse, tiles, options,
+        eager=eager,
+    )  # fmt: skip
+
+
+def _quantize_queries(
+    q: Tensor, visibility: Visibility, kv_heads: int, tiles: int, scale: float, *, eager: bool
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Return what `quantize_queries_kernel` writes."""
+    head_dim, shape = q.shape[2], (visibility.ends.shape[0], kv_heads, tiles)
     q8 = torch.empty((*shape, _QUERIES * head_dim), dtype=torch.int8, device=q.device)
     scales = torch.empty((*shape, _QUERIES), device=q.device)
     bounds = torch.empty((*shape, 2), dtype=torch.int32, device=q.device)
-    quantize_queries_kernel[all_tiles, kv_heads, sequences](
+    quantize_queries_kernel[tiles, kv_heads, shape[0]](
         q, visibility.first_rows, visibility.starts, q8, scales, bounds,
-        scale * log2(e) / KEY_UNIT, kv_heads, group, all_tiles, DIM=head_dim,
+        scale * log2(e) / KEY_UNIT, kv_heads, q.shape[1] // kv_heads, tiles, DIM=head_dim,
         EAGER=eager, num_warps=1, launch_pdl=eager,
     )  # fmt: skip
+    return q8, scales, bounds
+
+
+def _launch(
+    queries: tuple[Tensor, Tensor, Tensor],
+    keys: Tensor,
+    values: Tensor,
+    visibility: Visibility,
+    page_tokens: int,
+    split_tokens: int,
+    out: Tensor,
+    lse: Tensor,
+    tiles: int,
+    options: Tq3Options,
+    *,
+    eager: bool,
+) -> None:
+    sequences, kv_heads, all_tiles = queries[0].shape[:3]
+    groups, splits, head_dim = all_tiles // tiles, lse.shape[2], out.shape[3]
     layout = page_layout(KvFormat.TQ3_0, page_tokens, head_dim)
-    constants = program_constants(head_dim, per_program)
-    if ahead is not None:
-        constants["AHEAD"] = ahead
-    attend_tq3_kernel[groups * kv_heads, lse.shape[2], sequences](
-        q8, scales, bounds, keys, values, visibility.page_table, visibility.first_rows,
-        visibility.starts, visibility.ends, out, lse, keys.stride(0), values.stride(0), kv_heads,
-        group, visibility.page_table.shape[1], lse.shape[2], split_tokens, all_tiles, groups,
-        DIM=head_dim, PAGE=page_tokens, HIGH=layout.high, SCALES=layout.scales, SIZE=layout.size,
-        EAGER=eager, num_warps=constants["WARPS"], launch_pdl=eager,
-        maxnreg=registers or pick_registers(per_program), **constants,
+    constants = program_constants(head_dim, tiles)
+    if options.ahead is not None:
+        constants["AHEAD"] = options.ahead
+    attend_tq3_kernel[groups * kv_heads, splits, sequences](
+        *queries, keys, values, visibility.page_table, visibility.first_rows, visibility.starts,
+        visibility.ends, out, lse, keys.stride(0), values.stride(0), kv_heads,
+        out.shape[1] // kv_heads, visibility.page_table.shape[1], splits, split_tokens, all_tiles,
+        groups, DIM=head_dim, PAGE=page_tokens, HIGH=layout.high, SCALES=layout.scales,
+        SIZE=layout.size, EAGER=eager, num_warps=constants["WARPS"], launch_pdl=eager,
+        maxnreg=options.registers or pick_registers(tiles), **constants,
     )  # fmt: skip
 
 
