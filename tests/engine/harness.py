@@ -64,6 +64,17 @@ class ToyEngine:
         assert self.allocators.num_free == self.allocators.num_pages
 
 
+def make_pages(
+    model, kv_format: KVFormatName, num_pages: int, num_packed_pages: int, grid_tokens: int
+) -> tuple[KVPages, PageAllocators]:
+    exact, numbers = PagePool(model.kv_layout, num_pages), PageAllocator(num_pages)
+    if kv_format == "f16":
+        return KVPages(exact), PageAllocators(numbers)
+    return KVPages(exact, PackedPool(model.kv_layout, kv_format, num_packed_pages)), PageAllocators(
+        numbers, PageAllocator(num_packed_pages, PageForm.PACKED), Grid(grid_tokens)
+    )
+
+
 @contextmanager
 def toy_engine(
     model,
@@ -83,16 +94,7 @@ def toy_engine(
     gate: threading.Event | None = None,
 ) -> Iterator[ToyEngine]:
     """Start an engine; its worker begins when `gate` is set. Format f16 is exact pages alone."""
-    pages = KVPages(PagePool(model.kv_layout, num_pages))
-    allocators = PageAllocators(PageAllocator(num_pages))
-    if kv_format != "f16":
-        packed = PackedPool(model.kv_layout, kv_format, num_packed_pages)
-        pages = KVPages(pages.exact, packed)
-        allocators = PageAllocators(
-            allocators.exact,
-            PageAllocator(num_packed_pages, PageForm.PACKED),
-            Grid(grid_tokens),
-        )
+    pages, allocators = make_pages(model, kv_format, num_pages, num_packed_pages, grid_tokens)
     store = SegmentTree(allocators)
     scheduler = Scheduler(
         allocators=allocators,

@@ -183,6 +183,14 @@ def _mix_step(mixed, tables, memory, stamp, sums, totals, thread, TILES: gl.cons
 
 
 @gluon.jit
+def _repeat(x, COUNT: gl.constexpr):
+    out = ()
+    for _ in gl.static_range(COUNT):
+        out = out + (x,)
+    return out
+
+
+@gluon.jit
 def _go_through(
     memory, constants, queries, pools, pages, max_pages, starts, rows, span, thread,
     DIM: gl.constexpr, PAGE: gl.constexpr, HIGH: gl.constexpr, SCALES: gl.constexpr,
@@ -198,12 +206,8 @@ def _go_through(
     begin, stop, end, _ = span
     first_key, key_stride, first_value, value_stride = pools
     zero = (thread * 0).to(gl.float32)
-    sums = ()
-    for _ in gl.static_range(8 * TILES):
-        sums = sums + (zero,)
-    totals = ()
-    for _ in gl.static_range((TILES + WARPS - 1) // WARPS):
-        totals = totals + (zero, zero)
+    sums = _repeat(zero, 8 * TILES)
+    totals = _repeat(zero, 2 * ((TILES + WARPS - 1) // WARPS))
     page = gl.load(pages + gl.minimum(begin // PAGE, max_pages - 1)).to(gl.int64)
     next_page = gl.load(pages + gl.minimum((begin + STEP) // PAGE, max_pages - 1)).to(gl.int64)
     if AHEAD:
