@@ -219,11 +219,11 @@ def encode(sm: int, kv_format: str, head_dim: str):
     return compile_kernel(kv_kernel.encode_kernel, pointers, constants, sm=sm, warps=4)
 
 
-def attend(sm: int, kv_format: str, head_dim: str):
-    """Attention over pages of 256 tokens."""
+def attend(sm: int, kv_format: str, head_dim: str, query_rows: str):
+    """Attention of so many query rows over pages of 256 tokens."""
     fmt, dim = KvFormat(kv_format), int(head_dim)
     size = page_layout(fmt, 256, dim).size
-    tile = pick_tile(fmt, 256)
+    tile = pick_tile(fmt, dim, 256, int(query_rows), large=sm in (80, 90))
     constants = {
         "DIM": dim, "PAGE": 256, "KEY_BYTES": size, "VALUE_BYTES": size, "KEY_STRIDE": 128 * size,
         "VALUE_STRIDE": 128 * size, "KEY_FORMAT": list(KvFormat).index(fmt),
@@ -236,8 +236,9 @@ def attend(sm: int, kv_format: str, head_dim: str):
         "scale": "fp32",
     }  # fmt: skip
     return compile_kernel(
-        attention_kernel.attend_kernel, pointers, constants, sm=sm, warps=tile.warps
-    )
+        attention_kernel.attend_kernel, pointers, constants, sm=sm, warps=tile.warps,
+        stages=tile.stages,
+    )  # fmt: skip
 
 
 def attend_tq3(sm: int, head_dim: str, tiles: str):

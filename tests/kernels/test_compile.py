@@ -92,7 +92,12 @@ def test_attention_fits_every_card(sm):
         [f"attention_inputs:{dtype}:{dim}:{sm}" for dtype in ("fp32", "bf16") for dim in (64, 256)]
     )
     check([f"largest:{sm}"])
-    kernels = [f"attend:{kv_format}:{dim}:{sm}" for kv_format in KvFormat for dim in (64, 128, 256)]
+    kernels = [
+        f"attend:{kv_format}:{dim}:{query_rows}:{sm}"
+        for kv_format in KvFormat
+        for dim in (64, 128, 256)
+        for query_rows in ((6, 24, 96) if kv_format is KvFormat.F16 else (96,))
+    ]
     kernels += [f"merge_parts:{kind}:{dim}:{sm}" for kind in ("grid", "rows") for dim in (64, 256)]
     check(kernels)
 

@@ -8,7 +8,7 @@ import triton
 import triton.language as tl
 
 from ragflash_kernels.columns_kernel import load_columns
-from ragflash_kernels.paged_attention.quarters import load_quarter
+from ragflash_kernels.paged_attention.quarters import F16, load_quarter
 from ragflash_kernels.qmatmul.kernel import store_quantized
 
 
@@ -42,16 +42,27 @@ def _scores(q0, q1, q2, q3, place, token, mask, N: tl.constexpr, DIM: tl.constex
     x = load_quarter(place, token, 1, mask, N, DIM, PAGE, FORMAT, False, PTX)
     s = tl.dot(q1, tl.trans(x), s)
     x = load_quarter(place, token, 2, mask, N, DIM, PAGE, FORMAT, False, PTX)
-    s = tl.dot(q2, tl.trans(x), s)
+    # Two chains of products are shorter than one; unpacked keys leave no registers for a second.
+    other = tl.zeros_like(s) if FORMAT == F16 else s
+    other = tl.dot(q2, tl.trans(x), other)
     x = load_quarter(place, token, 3, mask, N, DIM, PAGE, FORMAT, False, PTX)
-    return tl.dot(q3, tl.trans(x), s)
+    other = tl.dot(q3, tl.trans(x), other)
+    return s + other if FORMAT == F16 else other
 
 
 @triton.jit
-def _add_values(acc0, acc1, acc2, acc3, p, fade, place, token, mask, N: tl.constexpr,
+def _add_values(acc0, acc1, acc2, acc3, total, p, fade, place, token, mask, N: tl.constexpr,
                 DIM: tl.constexpr, PAGE: tl.constexpr, FORMAT: tl.constexpr,
                 PTX: tl.constexpr):  # fmt: skip
-    """Return the four sums, faded, with weights `p [M, N]` times values of a page added."""
+    """Return the four sums, faded, with weights `p [M, N]` times values of a page added.
+
+    `total [M, 16]` are sums of weights, by a product as well: its order is the same in every tile.
+    `[M, 1]` takes fewer registers.
+    """
+    if total.shape[1] > 1:
+        total = tl.dot(p, tl.full((N, total.shape[1]), 1.0, tl.float16), total * fade)
+    else:
+        total = total * fade + tl.sum(p.to(tl.float32), 1)[:, None]
     x = load_quarter(place, token, 0, mask, N, DIM, PAGE, FORMAT, True, PTX)
     acc0 = tl.dot(p, x, acc0 * fade)
     x = load_quarter(place, token, 1, mask, N, DIM, PAGE, FORMAT, True, PTX)
@@ -60,7 +71,7 @@ def _add_values(acc0, acc1, acc2, acc3, p, fade, place, token, mask, N: tl.const
     acc2 = tl.dot(p, x, acc2 * fade)
     x = load_quarter(place, token, 3, mask, N, DIM, PAGE, FORMAT, True, PTX)
     acc3 = tl.dot(p, x, acc3 * fade)
-    return acc0, acc1, acc2, acc3
+    return acc0, acc1, acc2, acc3, total
 
 
 @triton.jit
@@ -71,13 +82,12 @@ def _drafted(word, t, end):
 
 
 @triton.jit
-def _weigh(s, top, total):
-    """Return weights of scores `[M, N]`, the factor of former sums, the new maximum and total."""
+def _weigh(s, top):
+    """Return float16 weights of scores `[M, N]`, the factor of former sums, the new maximum."""
     raised = tl.maximum(top, tl.max(s, 1))
     base = tl.where(raised == float("-inf"), 0.0, raised)  # no token seen yet
-    p = tl.exp2(s - base[:, None])
-    fade = tl.exp2(top - base)
-    return p, fade, raised, total * fade + tl.sum(p, 1)
+    p = tl.exp2(s - base[:, None]).to(tl.float16)
+    return p, tl.exp2(top - base), raised
 
 
 @triton.jit
@@ -107,14 +117,17 @@ def attend_kernel(
 
     A query row is a row and one of the `group` heads that share a key head. `scale` includes
     log2(e). N tokens at a time lie in one page; sizes and strides are bytes. PTX: on an NVIDIA
-    card. EAGER: start the next kernel, and wait for the one before (sm_90).
+    card. EAGER: start the next kernel, and wait for the one before when all that is read of tables
+    is there, as that one does not write them (sm_90).
     """
     split = tl.program_id(0) // tiles
     head = tl.program_id(1)
     sequence = tl.program_id(2)
     if EAGER:
         tl.extra.cuda.gdc_launch_dependents()
-        tl.extra.cuda.gdc_wait()
+    pages = page_table + sequence * max_pages
+    place = tl.minimum(split * split_tokens // PAGE, max_pages - 1)
+    page = tl.load(pages + place)
     first_row = tl.load(first_rows + sequence)
     num_rows = tl.load(first_rows + sequence + 1) - first_row
     end = tl.load(ends + sequence)
@@ -131,30 +144,35 @@ def attend_kernel(
         word = tl.load(words + row, mask=here, other=0)
     stop = tl.minimum((split + 1) * split_tokens, last)
     begin = tl.minimum(tl.maximum(split * split_tokens, first // N * N), stop)
+    if EAGER:
+        tl.extra.cuda.gdc_wait()
+    q0, q1, q2, q3 = _load_queries(q, q_row, here, scale, DIM)
     if begin >= stop:
         tl.store(lse + target, float("-inf"), mask=here)
         return
-    q0, q1, q2, q3 = _load_queries(q, q_row, here, scale, DIM)
+    if begin // PAGE != place:
+        page = tl.load(pages + begin // PAGE)
     acc0 = tl.zeros((M, DIM // 4), tl.float32)
     acc1, acc2, acc3 = acc0, acc0, acc0
     top = tl.full((M,), float("-inf"), tl.float32)
-    total = tl.zeros((M,), tl.float32)
+    total = tl.zeros((M, 16 if KEY_FORMAT == F16 else 1), tl.float32)
     for at in range(begin, stop, N):
         t = at + tl.arange(0, N)
         readable = (t >= first) & (t < last)
-        place = tl.minimum(at // PAGE, max_pages - 1)  # a pipelined loop loads it ahead of its end
-        page = tl.load(page_table + sequence * max_pages + place).to(tl.int64)
-        key_place = keys + page * KEY_STRIDE + head * KEY_BYTES
+        key_place = keys + page.to(tl.int64) * KEY_STRIDE + head * KEY_BYTES
         s = _scores(q0, q1, q2, q3, key_place, t % PAGE, readable, N, DIM, PAGE, KEY_FORMAT, PTX)
         seen = readable[None, :] & (t[None, :] >= start[:, None])
         if words is not None:
             seen = seen & _drafted(word, t, end)
-        p, fade, top, total = _weigh(tl.where(seen, s, float("-inf")), top, total)
-        acc0, acc1, acc2, acc3 = _add_values(
-            acc0, acc1, acc2, acc3, p.to(tl.float16), fade[:, None],
-            values + page * VALUE_STRIDE + head * VALUE_BYTES, t % PAGE, readable,
+        p, fade, top = _weigh(tl.where(seen, s, float("-inf")), top)
+        acc0, acc1, acc2, acc3, total = _add_values(
+            acc0, acc1, acc2, acc3, total, p, fade[:, None],
+            values + page.to(tl.int64) * VALUE_STRIDE + head * VALUE_BYTES, t % PAGE, readable,
             N, DIM, PAGE, VALUE_FORMAT, PTX,
         )  # fmt: skip
+        # A turn ahead, and beyond the last one, so that keys and values need not wait for it.
+        page = tl.load(pages + tl.minimum((at + N) // PAGE, max_pages - 1))
+    total = tl.max(total, 1)  # all columns are the same
     _store_partial(out, lse, target, here, acc0, acc1, acc2, acc3, top, total, DIM)
 
 

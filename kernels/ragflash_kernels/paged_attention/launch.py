@@ -25,26 +25,41 @@ from ragflash_kernels.qmatmul.activations import ActivationBuffers
 
 MIN_TOKENS = 32  # of a page or a split
 _CHUNK = 32  # splits that are merged at a time
+_LARGE_MEMORY = {(8, 0), (9, 0), (10, 0), (10, 3)}  # compute capabilities
 _FORMATS = tuple(KvFormat)  # as `kernel.py` numbers them
 
 
 @dataclass(frozen=True)
 class Tile:
-    """What a program works on at a time."""
+    """What a program works on at a time, and how far ahead it loads."""
 
     query_rows: int
     tokens: int
     warps: int
+    stages: int
 
 
-def pick_tile(kv_format: KvFormat, tokens: int) -> Tile:
-    """Return one tile for any number of rows, so that a row's sums never depend on it.
+def pick_tile(
+    kv_format: KvFormat, head_dim: int, tokens: int, query_rows: int, *, large: bool
+) -> Tile:
+    """Return a tile; a row's sums are the same in every one that rows of a format may meet.
+
+    Scores and mixtures are products that are summed along keys' values and tokens in one order
+    whatever the tile's height; sums of weights are such a product too.
 
     Args:
         kv_format: Of keys; unpacking 64 tokens of a packed one would spill registers.
+        head_dim: Values of a head.
         tokens: That a page and a split have at least.
+        query_rows: Of a sequence and a key head.
+        large: A program may use 160 KB of shared memory.
     """
-    return Tile(32, min(tokens, 64 if kv_format is KvFormat.F16 else 32), 4)
+    if kv_format is not KvFormat.F16:
+        return Tile(32, min(tokens, 32), 8 if kv_format is KvFormat.TQ3_0 else 4, 2)
+    low = query_rows <= 16 or head_dim == 128  # of 128 values, 32 query rows would spill
+    # Two programs an SM hide each other's loads; one that is alone there loads a turn ahead.
+    ahead = large and query_rows <= 32 and head_dim == 256
+    return Tile(16 if low else 32, min(tokens, 64), 4, 3 if ahead else 2)
 
 
 def attend_parts_on_card(
@@ -144,8 +159,12 @@ def _launch_attend(
     num_heads, head_dim = q.shape[1:]
     kv_heads = part.keys.shape[1]
     group, splits = num_heads // kv_heads, lse.shape[2]
-    tile = pick_tile(part.key_format, min(page_tokens, split_tokens))
-    tiles = triton.cdiv(min(seen.max_rows, len(q)) * group, tile.query_rows)
+    query_rows = min(seen.max_rows, len(q)) * group
+    tile = pick_tile(
+        part.key_format, head_dim, min(page_tokens, split_tokens), query_rows,
+        large=_has_large_memory(q.device),
+    )  # fmt: skip
+    tiles = triton.cdiv(query_rows, tile.query_rows)
     keys, values = (pages.view(torch.uint8) for pages in (part.keys, part.values))
     key_bytes, value_bytes = (page_layout(f, page_tokens, head_dim).size for f in part.formats)
     attend_kernel[splits * tiles, kv_heads, seen.ends.shape[0]](
@@ -155,7 +174,8 @@ def _launch_attend(
         VALUE_BYTES=value_bytes, KEY_STRIDE=keys.stride(0), VALUE_STRIDE=values.stride(0),
         KEY_FORMAT=_FORMATS.index(part.key_format),
         VALUE_FORMAT=_FORMATS.index(part.value_format), M=tile.query_rows, N=tile.tokens,
-        PTX=_has_ptx(q.device), EAGER=eager, num_warps=tile.warps, launch_pdl=eager,
+        PTX=_has_ptx(q.device), EAGER=eager, num_warps=tile.warps, num_stages=tile.stages,
+        launch_pdl=eager,
     )  # fmt: skip
 
 
@@ -203,6 +223,10 @@ def merge_parts(
 
 def _has_ptx(device: torch.device) -> bool:
     return device.type == "cuda" and torch.version.hip is None
+
+
+def _has_large_memory(device: torch.device) -> bool:
+    return _has_ptx(device) and torch.cuda.get_device_capability(device) in _LARGE_MEMORY
 
 
 def _is_tokens(count: int) -> bool:

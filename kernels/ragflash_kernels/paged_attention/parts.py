@@ -11,6 +11,7 @@ from ragflash_kernels.paged_attention.visibility import Visibility
 
 _MOST_SPLITS = 64  # many splits cost more to merge than they gain
 _SMALLEST_SPLIT = 128
+_SMALLEST_EXACT_SPLIT = 256  # a page, so that one look-up is enough
 _LAST_BIT = 31  # of a visibility word
 
 
@@ -43,7 +44,8 @@ class KvPart:
 
     def pick_splits(self) -> tuple[int, int]:
         """Return how many splits there are, at most 64 unless told, and how long they are."""
-        split = self.split_tokens or _SMALLEST_SPLIT
+        exact = self.key_format is KvFormat.F16
+        split = self.split_tokens or (_SMALLEST_EXACT_SPLIT if exact else _SMALLEST_SPLIT)
         if self.split_tokens is None:
             while split * _MOST_SPLITS < self.visibility.max_tokens:
                 split *= 2
