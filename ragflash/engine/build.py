@@ -1,7 +1,6 @@
 """Puts an engine together from a model file."""
 
-import hashlib
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -12,7 +11,9 @@ from ragflash.engine.card import CardOptions, card_format, place_on_card
 from ragflash.engine.client import EngineClient
 from ragflash.engine.core import EngineCore, Vocabulary
 from ragflash.engine.device import DeviceChoice, choose_device
+from ragflash.engine.file_tier import FileTier
 from ragflash.engine.host import HostOptions, KVFormatChoice, place_on_host
+from ragflash.engine.identity import ModelText, identify
 from ragflash.engine.placed import Placed
 from ragflash.engine.request import EngineInfo
 from ragflash.engine.runner import Runner
@@ -22,15 +23,12 @@ from ragflash.errors import SettingInvalid
 from ragflash.gguf.chat_template import ChatTemplate
 from ragflash.gguf.reader import GGUFFile, content_hash
 from ragflash.gguf.tokenizer import Tokenizer
-from ragflash.kvcache.allocator import PAGE_TOKENS
-from ragflash.kvcache.grid import PageAllocators
-from ragflash.kvcache.pages import KVPages
+from ragflash.kvcache.archive import SegmentArchive
 from ragflash.kvcache.planner import GRID_TOKENS, PREFILL_ROWS
 from ragflash.kvcache.tree import SegmentTree
 from ragflash.models.registry import ComputeDtype
 from ragflash.models.weights import WeightForm, weight_format
 from ragflash.speculative.drafter import Drafter
-from ragflash_kernels.kv_codec import ROTATION_VERSION
 
 
 def start_engine(
@@ -53,6 +51,7 @@ def start_engine(
     cache_dir: Path | None = None,
     drafter_factory: Callable[[], Drafter] | None = None,
     exact: bool = False,
+    archive: SegmentArchive | None = None,
 ) -> EngineClient:
     """Load a model and start its worker; blocks until the model is loaded.
 
@@ -63,7 +62,8 @@ def start_engine(
 
     Beyond `max_slots` running requests `queue_size` may wait. `pre_tokenizer` takes the place of
     the file's. `cache_dir` remembers the file's hash and measured formats. `threads` is torch's
-    choice where it is `None`; without a `drafter_factory` decoding is plain.
+    choice where it is `None`; without a `drafter_factory` decoding is plain. What is stored of
+    prompts goes to `archive` too, and comes back from it; close it after the engine.
 
     Raises:
         ModelError: The file cannot be used.
@@ -86,19 +86,18 @@ def start_engine(
     loaded = _load(model_path, pre_tokenizer, place)
     info = _info(loaded, model_hash)
     chunk_tokens = PREFILL_ROWS if is_card else prefill_chunk_tokens
-    core = _core(loaded, info, _Turns(max_slots, chunk_tokens, drafter_factory, verify_rows - 1))
+    threads = threads or torch.get_num_threads()
+    turns = _Turns(max_slots, chunk_tokens, drafter_factory, verify_rows - 1)
+    arithmetic = (f"exact {exact}",) if is_card else (_cpu(), f"{threads} threads")
+    core = _core(loaded, info, turns, arithmetic, archive)
     worker = _start_worker(core, loaded.placed, max_slots + queue_size, threads)
     return EngineClient(worker, tokenizer=loaded.tokenizer, template=loaded.template, info=info)
 
 
-def _start_worker(
-    core: EngineCore, placed: Placed, max_in_flight: int, threads: int | None
-) -> Worker:
-    num_threads = threads or torch.get_num_threads()
-
+def _start_worker(core: EngineCore, placed: Placed, max_in_flight: int, threads: int) -> Worker:
     def prepare() -> None:
         # OpenMP keeps the number of threads per calling thread, so the worker must set its own.
-        torch.set_num_threads(num_threads)
+        torch.set_num_threads(threads)
         placed.warm_up()
 
     return Worker(core, max_in_flight=max_in_flight, prepare=prepare)
@@ -114,6 +113,7 @@ class _Loaded:
     file_name: str
     architecture: str
     stored_as: str
+    rope: Mapping[str, object]
 
 
 def _load(path: Path, pre_tokenizer: str | None, place: Callable[[GGUFFile], Placed]) -> _Loaded:
@@ -126,6 +126,7 @@ def _load(path: Path, pre_tokenizer: str | None, place: Callable[[GGUFFile], Pla
             file_name=file.path.name,
             architecture=file.require("general.architecture", str),
             stored_as=weight_format(file),
+            rope={key: value for key, value in file.metadata.items() if ".rope." in key},
         )
 
 
@@ -139,26 +140,50 @@ class _Turns:
     draft_tokens: int
 
 
-def _core(loaded: _Loaded, info: EngineInfo, turns: _Turns) -> EngineCore:
+def _core(
+    loaded: _Loaded,
+    info: EngineInfo,
+    turns: _Turns,
+    arithmetic: tuple[str, ...],
+    archive: SegmentArchive | None,
+) -> EngineCore:
     placed = loaded.placed
-    identity = _identity(loaded, info)
-    store = SegmentTree(placed.allocators)
+    runner = Runner(placed.model, placed.pages, vocab_size=loaded.tokenizer.vocab_size)
+    state_shapes = runner.state_shapes()
+    identity = identify(
+        placed,
+        ModelText(
+            weights=info.model_hash,
+            architecture=loaded.architecture,
+            rope=loaded.rope,
+            tokenizer=loaded.tokenizer.fingerprint,
+            template=loaded.template.source,
+        ),
+        state_shapes=state_shapes,
+        chunk_tokens=turns.chunk_tokens,
+        arithmetic=arithmetic,
+    )
+    store, files = SegmentTree(placed.allocators), None
+    if archive is not None:
+        files = FileTier(archive, runner, store, identity, state_shapes)
     scheduler = Scheduler(
         allocators=placed.allocators,
         store=store,
-        identity=identity,
+        identity=identity.digest,
         max_slots=turns.max_slots,
         chunk_tokens=turns.chunk_tokens,
         score_tokens=1 + turns.draft_tokens,
+        files=files,
     )
     return EngineCore(
-        runner=Runner(placed.model, placed.pages, vocab_size=loaded.tokenizer.vocab_size),
+        runner=runner,
         scheduler=scheduler,
         store=store,
-        identity=identity,
+        identity=identity.digest,
         vocabulary=Vocabulary.of(loaded.tokenizer),
         drafter_factory=turns.drafter_factory,
         draft_tokens=turns.draft_tokens,
+        files=files,
     )
 
 
@@ -185,26 +210,8 @@ def _info(loaded: _Loaded, model_hash: str) -> EngineInfo:
     )
 
 
-def _identity(loaded: _Loaded, info: EngineInfo) -> str:
-    """Name all that keys and values depend on but tokens; another value never hits."""
-    placed = loaded.placed
-    fields = (
-        info.model_hash,
-        hashlib.sha256(loaded.template.source.encode()).hexdigest(),
-        loaded.tokenizer.fingerprint,
-        info.compute_dtype,
-        _name(placed.pages.exact.layout.dtype),
-        str(PAGE_TOKENS),
-        *_packing(placed.pages, placed.allocators),
-    )
-    return ":".join(fields)
-
-
-def _packing(pages: KVPages, allocators: PageAllocators) -> tuple[str, ...]:
-    """Name what decides about packed pages, and what is in them."""
-    if pages.packed is None or allocators.grid is None:
-        return ()
-    return pages.packed.kv_format, str(ROTATION_VERSION), str(allocators.grid.tokens)
+def _cpu() -> str:
+    return str(torch.backends.cpu.get_cpu_capability())
 
 
 def _name(dtype: torch.dtype) -> str:

@@ -4,6 +4,7 @@ Knows nothing of threads and clients; `worker` calls it.
 """
 
 import logging
+from bisect import bisect_right
 from collections.abc import Callable
 from collections.abc import Sequence as Run
 from dataclasses import asdict, dataclass
@@ -12,6 +13,7 @@ import torch
 
 from ragflash.engine.batch import Rows
 from ragflash.engine.chooser import Chooser
+from ragflash.engine.file_tier import FileTier
 from ragflash.engine.job import Job
 from ragflash.engine.output import Output
 from ragflash.engine.request import (
@@ -61,6 +63,7 @@ class EngineCore:
         vocabulary: Bytes of tokens, and those that end an answer.
         drafter_factory: Makes the drafter of one sequence; `None` decodes plainly.
         draft_tokens: Most drafted tokens of a sequence in a step, after one row that is not.
+        files: Takes what is stored, so that it outlives the process.
     """
 
     def __init__(
@@ -73,6 +76,7 @@ class EngineCore:
         vocabulary: Vocabulary,
         drafter_factory: Callable[[], Drafter] | None = None,
         draft_tokens: int = 15,
+        files: FileTier | None = None,
     ) -> None:
         self._runner = runner
         self._scheduler = scheduler
@@ -81,6 +85,7 @@ class EngineCore:
         self._vocabulary = vocabulary
         self._drafter_factory = drafter_factory
         self._draft_tokens = draft_tokens
+        self._files = files
         self._totals = Totals()
         self._dropped: set[str] = set()
 
@@ -142,6 +147,8 @@ class EngineCore:
         A request may be on its way that was prepared before; so the id is remembered for good.
         """
         self._dropped.add(source_id)
+        if self._files is not None:
+            self._files.drop_source(source_id)
         return self._store.drop_source(source_id)
 
     def fail_all(self, error: RagflashError) -> None:
@@ -166,6 +173,7 @@ class EngineCore:
             if admitted is None:
                 break
             self._runner.start(admitted)
+            self._save(admitted)
             admitted.force()
             self._emit(admitted)
 
@@ -259,6 +267,7 @@ class EngineCore:
         index = sequence.segment_ending_at(sequence.committed)
         if index is None or not sequence.job.request.cache or sequence.cache is None:
             return
+        seconds = sequence.end_segment()
         segments = sequence.job.prompt.segments[: index + 1]
         if not all(self._dropped.isdisjoint(segment.source_ids) for segment in segments):
             return
@@ -270,6 +279,7 @@ class EngineCore:
                 table=sequence.cache.table,
                 state=self._runner.snapshot(sequence.cache),
                 source_ids=segments[-1].source_ids,
+                prefill_seconds=seconds,
             )
         except PagesExhausted:
             fields = {"request_id": sequence.job.trace, "generation": sequence.id}
@@ -278,6 +288,15 @@ class EngineCore:
         if pending is not None:
             self._runner.fill(pending)
             self._store.commit(pending)
+            self._save(sequence)
+
+    def _save(self, sequence: Sequence) -> None:
+        """Have all segments written that the cache has and files have not, or not any more."""
+        num_segments = bisect_right(sequence.ends, sequence.committed)
+        if self._files is not None and num_segments and sequence.job.request.cache:
+            segments = sequence.job.prompt.segments[:num_segments]
+            tokens = [segment.token_ids for segment in segments]
+            self._files.save(tokens, sequence.job.request.namespace)
 
     def _emit(self, sequence: Sequence) -> None:
         """Send new text, and the end when it is reached."""

@@ -245,6 +245,17 @@ class CacheMiss(StrEnum):
     PREFIX_DIFFERS = "prefix_differs"
     DISABLED = "disabled"
     EVICTED = "evicted"
+    IDENTITY_DIFFERS = "identity_differs"
+    DAMAGED = "damaged"
+    IO_ERROR = "io_error"
+
+
+class CacheTier(StrEnum):
+    """Where the cached tokens of a prompt were."""
+
+    NONE = "none"
+    DEVICE = "device"
+    FILE = "file"
 
 
 @dataclass(frozen=True, slots=True)
@@ -264,13 +275,15 @@ class Timings:
         queue_ms: From submission to admission.
         prompt_n: Prompt tokens that were computed.
         cache_n: Prompt tokens that were not.
-        prompt_ms: From admission to the first sampled token.
+        prompt_ms: From admission, what is read from files included, to the first sampled token.
         predicted_n: Output tokens.
         predicted_ms: From the first sampled token to the last.
         ttft_ms: From submission to the first sampled token.
         draft_n: Drafted tokens.
         draft_n_accepted: Drafted tokens that were accepted.
         forward_rows: Rows that went through the model for this request.
+        restore_ms: Of `prompt_ms`: reading stored segments from files.
+        restore_gb_s: 10⁹ bytes a second of that.
     """
 
     queue_ms: float
@@ -283,6 +296,8 @@ class Timings:
     draft_n: int
     draft_n_accepted: int
     forward_rows: int
+    restore_ms: float = 0.0
+    restore_gb_s: float = 0.0
 
     @property
     def predicted_per_second(self) -> float:
@@ -337,6 +352,8 @@ class Finished:
     """Terminal: the request is done and `text` is the whole output.
 
     Attributes:
+        miss_field: Of the identity, what differs where that is the reason.
+        tier: Where the cached tokens were; `file` if some were in files.
         num_shown: Tokens that `text` shows something of: all but those of a stop.
         logprobs: Of all tokens, when asked for.
     """
@@ -351,6 +368,8 @@ class Finished:
     quotes: tuple[QuoteSpan, ...] = ()
     num_shown: int = 0
     logprobs: tuple[TokenLogprob, ...] = ()
+    miss_field: str | None = None
+    tier: CacheTier = CacheTier.NONE
 
 
 @dataclass(frozen=True, slots=True)

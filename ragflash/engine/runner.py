@@ -7,6 +7,7 @@ import torch
 
 from ragflash.engine.batch import Rows, build_batch
 from ragflash.engine.sequence import Cache, Sequence
+from ragflash.kvcache.allocator import PageForm
 from ragflash.kvcache.pages import KVPages
 from ragflash.kvcache.segments import PendingSegment
 from ragflash.models.contract import Model
@@ -66,3 +67,27 @@ class Runner:
     def fill(self, pending: PendingSegment) -> None:
         """Copy what a segment that is being stored needs pages of its own for."""
         self._pages.copy(pending.copies)
+
+    def image(self, form: PageForm, page: int, num_tokens: int) -> torch.Tensor:
+        """Copy a page to the host; of an exact one the places after its first tokens are 0."""
+        return self._pages.image(form, page, num_tokens)
+
+    def page_bytes(self, form: PageForm) -> int:
+        """Return the size of a page; 0 when the model has no attention."""
+        return self._pages.page(form, 0).nbytes
+
+    def landing(self, form: PageForm, page: int) -> torch.Tensor:
+        """Return memory of the host that `settle` makes the contents of a page."""
+        at = self._pages.page(form, page)
+        return at if at.device.type == "cpu" else torch.empty_like(at, device="cpu")
+
+    def settle(self, form: PageForm, page: int, landed: torch.Tensor) -> None:
+        """Make what was written to `landing` the contents of a page."""
+        at = self._pages.page(form, page)
+        if at.device.type != "cpu":
+            at.copy_(landed)
+
+    def state_shapes(self) -> tuple[torch.Tensor, ...]:
+        """Return tensors like those of a snapshot; for a model that computes nothing yet."""
+        self._model.reset(0)
+        return tuple(torch.empty_like(state, device="cpu") for state in self._model.snapshot(0))

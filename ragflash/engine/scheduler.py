@@ -12,12 +12,20 @@ from collections import deque
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+from ragflash.engine.file_tier import FileTier
 from ragflash.engine.request import CacheMiss
 from ragflash.engine.sequence import Cache, Phase, Sequence
 from ragflash.errors import EngineOverloaded
 from ragflash.kvcache.allocator import PagesExhausted
+from ragflash.kvcache.archive import FileMiss, FileMissReason
 from ragflash.kvcache.grid import PageAllocators
-from ragflash.kvcache.segments import MissReason, OpenSegment, SegmentMiss, SegmentStore
+from ragflash.kvcache.segments import (
+    MissReason,
+    OpenSegment,
+    SegmentHit,
+    SegmentMiss,
+    SegmentStore,
+)
 from ragflash.kvcache.table import KVTable
 
 _MISSES = {
@@ -45,6 +53,7 @@ class Scheduler:
         max_slots: Sequences that run together.
         chunk_tokens: Most prompt rows of one sequence in a step.
         score_tokens: Most rows of a target that does not fit one step; `None` is as of a prompt.
+        files: Brings segments back that memory has not.
     """
 
     def __init__(
@@ -56,12 +65,14 @@ class Scheduler:
         max_slots: int,
         chunk_tokens: int,
         score_tokens: int | None = None,
+        files: FileTier | None = None,
     ) -> None:
         self._allocators = allocators
         self._store = store
         self._identity = identity
         self._chunk_tokens = chunk_tokens
         self._score_tokens = chunk_tokens if score_tokens is None else score_tokens
+        self._files = files
         self._free_slots = list(range(max_slots))[::-1]
         self._lacks_pages = False
         self.waiting: deque[Sequence] = deque()
@@ -94,6 +105,7 @@ class Scheduler:
         """
         if not self.waiting or not self._free_slots or self._lacks_pages:
             return None
+        began_at = time.perf_counter()
         sequence = self.waiting[0]
         reason = sequence.miss_reason
         opened, table = self._open(sequence), None
@@ -111,9 +123,10 @@ class Scheduler:
             sequence.miss_reason = reason
         else:
             sequence.counters.cached_tokens = table.length
-            sequence.counters.admitted_at = time.perf_counter()
+            sequence.counters.admitted_at = began_at
         sequence.phase = Phase.PREFILLING
         sequence.settle()
+        sequence.end_segment()
         self.running.append(sequence)
         return sequence
 
@@ -167,7 +180,14 @@ class Scheduler:
             sequence.miss_reason = CacheMiss.NONE_STORED
             return None
         found = self._store.lookup(segments, identity=self._identity, namespace=request.namespace)
+        miss = self._restore(sequence, None if isinstance(found, SegmentMiss) else found)
+        if sequence.counters.restored_tokens:
+            found = self._store.lookup(
+                segments, identity=self._identity, namespace=request.namespace
+            )
         sequence.miss_reason = None if found.reason is None else _MISSES[found.reason]
+        if miss is not None and miss.reason is not FileMissReason.NONE_STORED:
+            sequence.miss_reason, sequence.miss_field = CacheMiss(str(miss.reason)), miss.field
         if isinstance(found, SegmentMiss):
             return None
         try:
@@ -175,6 +195,18 @@ class Scheduler:
         except PagesExhausted:
             sequence.miss_reason = CacheMiss.EVICTED
             return None
+
+    def _restore(self, sequence: Sequence, known: SegmentHit | None) -> FileMiss | None:
+        """Bring back what files have beyond memory; return why that is not more."""
+        wanted = sequence.stored_segments
+        if self._files is None or (known is not None and known.num_segments >= len(wanted)):
+            return None
+        job, counters = sequence.job, sequence.counters
+        restored = self._files.restore(wanted, known, job.request.namespace, job.cancelled.is_set)
+        counters.restored_tokens += restored.num_tokens
+        counters.restored_bytes += restored.num_bytes
+        counters.restore_s += restored.seconds
+        return restored.miss
 
     def _reserve(self, sequence: Sequence, opened: OpenSegment | None) -> KVTable:
         """Hold all pages of a sequence, those of `opened` included, evicting segments as needed."""

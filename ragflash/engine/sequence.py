@@ -13,6 +13,7 @@ from bisect import bisect_right
 from dataclasses import dataclass
 from enum import StrEnum
 from functools import cached_property
+from itertools import takewhile
 
 import numpy as np
 
@@ -22,6 +23,7 @@ from ragflash.engine.logprobs import TokenLogprob
 from ragflash.engine.output import Output
 from ragflash.engine.request import (
     CacheMiss,
+    CacheTier,
     Event,
     Failed,
     Finished,
@@ -57,7 +59,11 @@ class Counters:
     admitted_at: float = 0.0
     first_token_at: float | None = None
     last_token_at: float = 0.0
+    segment_began_at: float = 0.0
     cached_tokens: int = 0
+    restored_tokens: int = 0
+    restored_bytes: int = 0
+    restore_s: float = 0.0
     forward_rows: int = 0
     drafted: int = 0
     accepted: int = 0
@@ -102,6 +108,7 @@ class Sequence:
         self._target_logprob = 0.0
         self.cache: Cache | None = None
         self.miss_reason: CacheMiss | None = None
+        self.miss_field: str | None = None
         self.counters = Counters()
 
     @property
@@ -179,6 +186,19 @@ class Sequence:
         at = self.ends.index(num_tokens)
         return at if self.job.prompt.segments[at].kind in STORED_KINDS else None
 
+    @cached_property
+    def stored_segments(self) -> tuple[tuple[int, ...], ...]:
+        """Tokens of the segments at the start of the prompt that may all be stored."""
+        before = self.job.prompt.segments[:-1]
+        kept = takewhile(lambda segment: segment.kind in STORED_KINDS, before)
+        return tuple(segment.token_ids for segment in kept)
+
+    def end_segment(self) -> float:
+        """Return the seconds since the segment before ended."""
+        began_at, now = self.counters.segment_began_at, time.perf_counter()
+        self.counters.segment_began_at = now
+        return now - began_at
+
     def append(self, token_id: int, logprob: TokenLogprob | None = None) -> bool:
         """Take an output token; return whether more may follow."""
         assert self.output is not None
@@ -216,6 +236,8 @@ class Sequence:
             usage=self._usage(),
             timings=self._timings(),
             miss_reason=self.miss_reason,
+            miss_field=self.miss_field,
+            tier=self._tier(),
             quotes=output.quotes(self.job.prompt.source_ids) if output else (),
             num_shown=output.num_shown if output else 0,
             logprobs=tuple(output.logprobs) if output else (),
@@ -242,6 +264,11 @@ class Sequence:
     def _num_output(self) -> int:
         return len(self.output.token_ids) if self.output else 0
 
+    def _tier(self) -> CacheTier:
+        if self.counters.cached_tokens == 0:
+            return CacheTier.NONE
+        return CacheTier.FILE if self.counters.restored_tokens else CacheTier.DEVICE
+
     def _usage(self) -> Usage:
         return Usage(self.num_prompt, self._num_output(), self.counters.cached_tokens)
 
@@ -260,4 +287,8 @@ class Sequence:
             draft_n=counters.drafted,
             draft_n_accepted=counters.accepted,
             forward_rows=counters.forward_rows,
+            restore_ms=1000 * counters.restore_s,
+            restore_gb_s=counters.restored_bytes / counters.restore_s / 1e9
+            if counters.restore_s > 0
+            else 0.0,
         )

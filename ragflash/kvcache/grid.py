@@ -124,6 +124,19 @@ class GridTable(KVTable):
         )
         return forked, tuple(copies)
 
+    def extended(self, length: int) -> "GridTable":
+        """See `KVTable`: packed pages are shared."""
+        if length < self._length:
+            raise ValueError(f"{self._length} tokens extended to {length}")
+        shared, num_packed = self.packed_pages, self._grid.num_packed(length)
+        num_exact = pages_for(length - num_packed * PAGE_TOKENS)
+        exact, packed = self._allocate(num_exact, num_packed - len(shared))
+        self._packed.retain(shared)
+        extended = GridTable(self._grid, self._exact, self._packed)
+        extended._pages, extended._packed_pages = exact, shared + packed
+        extended._length = extended._reserved = length
+        return extended
+
     def release(self) -> None:
         """See `KVTable`."""
         self._exact.release(self._pages)

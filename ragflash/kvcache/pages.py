@@ -7,7 +7,7 @@ from typing import Self
 
 import torch
 
-from ragflash.kvcache.allocator import PAGE_TOKENS
+from ragflash.kvcache.allocator import PAGE_TOKENS, PageForm
 from ragflash.kvcache.formats import KVFormatName
 from ragflash.kvcache.table import PageConversion, PageCopy
 from ragflash_kernels.kv_codec import KvFormat, decode_pages, encode_pages, page_layout
@@ -65,7 +65,7 @@ class PagePool:
         self._storage = torch.empty(
             (num_pages, layout.page_values), dtype=layout.dtype, device=device
         )
-        self._layers = tuple(self._views())  # [P, 2, Hkv, 256, D] each
+        self._layers = tuple(self._views(self._storage))  # [P, 2, Hkv, 256, D] each
 
     @property
     def nbytes(self) -> int:
@@ -112,11 +112,19 @@ class PagePool:
             kept = views[copy.src, :, :, : copy.num_tokens]
             views[copy.dst, :, :, : copy.num_tokens].copy_(kept)
 
-    def _views(self) -> Iterator[torch.Tensor]:
+    def image(self, page: int, num_tokens: int) -> torch.Tensor:
+        """Copy a page to the host; places after its first tokens are 0, whatever they held."""
+        image = self._storage[page].to("cpu", copy=True)
+        if num_tokens < PAGE_TOKENS:
+            for views in self._views(image[None]):
+                views[..., num_tokens:, :] = 0
+        return image
+
+    def _views(self, storage: torch.Tensor) -> Iterator[torch.Tensor]:
         layers = self.layout.layers
         ends = accumulate(layer.page_values for layer in layers)
         for layer, end in zip(layers, ends, strict=True):
-            values = self._storage[:, end - layer.page_values : end]
+            values = storage[:, end - layer.page_values : end]
             yield values.view(-1, 2, layer.num_kv_heads, PAGE_TOKENS, layer.head_dim)
 
 
@@ -222,6 +230,16 @@ class KVPages:
     exact: PagePool
     packed: PackedPool | None = None
 
+    def page(self, form: PageForm, page: int) -> torch.Tensor:
+        """Return a view of all of one page, contiguous."""
+        return self._pool(form).page(page)
+
+    def image(self, form: PageForm, page: int, num_tokens: int) -> torch.Tensor:
+        """Copy a page to the host; of an exact one the places after its first tokens are 0."""
+        if form is PageForm.EXACT:
+            return self.exact.image(page, num_tokens)
+        return self._pool(form).page(page).to("cpu", copy=True)
+
     def copy(self, copies: Sequence[PageCopy]) -> None:
         """Carry out what a fork needs."""
         for copy in copies:
@@ -253,6 +271,12 @@ class KVPages:
             for own, old in zip(exact, packed, strict=True)
         )
         return keys, values
+
+    def _pool(self, form: PageForm) -> PagePool | PackedPool:
+        if form is PageForm.EXACT:
+            return self.exact
+        assert self.packed is not None
+        return self.packed
 
 
 def packed_page_bytes(layout: KVLayout, kv_format: KVFormatName) -> int:

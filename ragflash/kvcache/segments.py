@@ -56,6 +56,7 @@ class StoredSegment:
         packed_pages: Packed pages of them.
         state: Recurrent state after its last token, as the model's `snapshot` gave it.
         source_ids: Documents whose text it or a segment before it holds.
+        prefill_seconds: How long computing it took.
     """
 
     key: bytes
@@ -66,6 +67,22 @@ class StoredSegment:
     packed_pages: tuple[int, ...]
     state: tuple[object, ...]
     source_ids: frozenset[str]
+    prefill_seconds: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class ArchivedSegment:
+    """What is known of a segment that is read back from an archive.
+
+    Attributes:
+        state: Where the recurrent state after its last token will be.
+        source_ids: Documents whose text it or a segment before it holds.
+        prefill_seconds: How long computing it took.
+    """
+
+    state: tuple[object, ...]
+    source_ids: frozenset[str]
+    prefill_seconds: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -157,6 +174,7 @@ class SegmentStore(Protocol):
         table: KVTable,
         state: tuple[object, ...],
         source_ids: frozenset[str],
+        prefill_seconds: float = 0.0,
     ) -> PendingSegment | None:
         """Start storing the last of `segments`, a sequence's committed tokens up to its end.
 
@@ -167,12 +185,31 @@ class SegmentStore(Protocol):
             table: The sequence's table, which can be forked at the segment's end.
             state: The model's snapshot at the segment's end, not later.
             source_ids: Documents of the segment itself; those before it are added.
+            prefill_seconds: How long computing it took.
 
         Returns:
             `None` when it is stored already or a segment before it is not stored.
 
         Raises:
             PagesExhausted: No page is left for a copy, even after eviction.
+        """
+
+    def begin_archived(
+        self,
+        segments: Sequence[tuple[int, ...]],
+        found: Sequence[ArchivedSegment],
+        *,
+        identity: str,
+        namespace: str,
+    ) -> tuple[PendingSegment, ...]:
+        """Start storing the last `len(found)` of `segments`, which are not, after all others are.
+
+        Their pages, but for those of the segment before, and states are to be filled before
+        `commit`, which is called for all in order, as is `abandon` if they cannot be.
+
+        Raises:
+            PagesExhausted: Pages are lacking, even after eviction; nothing was begun.
+            ValueError: A segment before them is not stored.
         """
 
     def commit(self, pending: PendingSegment) -> None:

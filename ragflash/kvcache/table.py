@@ -70,6 +70,13 @@ class KVTable(Protocol):
         length that is not committed or whose pages are not exact any more.
         """
 
+    def extended(self, length: int) -> "KVTable":
+        """Return a table of `length` tokens whose pages the caller fills but for those it shares.
+
+        It shares with this one what no longer changes after these tokens. Raises
+        `PagesExhausted`, and `ValueError` for a length below this one's.
+        """
+
     def release(self) -> None:
         """Give back every page; the table is empty afterwards."""
 
@@ -131,6 +138,17 @@ class PageTable(KVTable):
         forked._pages = shared + own
         forked._length = length
         return forked, (PageCopy(self._pages[whole], own[0], partial),) if partial else ()
+
+    def extended(self, length: int) -> "PageTable":
+        """See `KVTable`: whole pages are shared."""
+        if length < self._length:
+            raise ValueError(f"{self._length} tokens extended to {length}")
+        shared = self._pages[: self._length // PAGE_TOKENS]
+        own = self._allocator.allocate(pages_for(length) - len(shared))
+        self._allocator.retain(shared)
+        extended = PageTable(self._allocator)
+        extended._pages, extended._length = shared + own, length
+        return extended
 
     def release(self) -> None:
         """See `KVTable`."""

@@ -8,12 +8,14 @@ table forked from the sequence that computed it; a page lives as long as any of 
 from collections import Counter, OrderedDict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import TypeVar
 
 from ragflash.kvcache.allocator import PageForm, PagesExhausted
 from ragflash.kvcache.grid import PageAllocators
 from ragflash.kvcache.segments import (
     ROOT_KEY,
+    ArchivedSegment,
     MissReason,
     OpenSegment,
     PendingSegment,
@@ -114,6 +116,7 @@ class SegmentTree:
         table: KVTable,
         state: tuple[object, ...],
         source_ids: frozenset[str],
+        prefill_seconds: float = 0.0,
     ) -> PendingSegment | None:
         """See `SegmentStore.begin`."""
         *before, tokens = segments
@@ -128,24 +131,40 @@ class SegmentTree:
         if key in self._nodes or key in self._pending:
             return None
         end = len(tokens) + (parent.end if parent else 0)
-        self._num_following[place] += 1  # from here on the segment before it is not evicted
+        own_table, copies = self._hold(place, lambda: table.fork(end))
+        all_ids = source_ids | (parent.source_ids if parent else frozenset())
+        archived = ArchivedSegment(state, all_ids, prefill_seconds)
+        return PendingSegment(self._add(key, tokens, place, own_table, archived), copies)
+
+    def begin_archived(
+        self,
+        segments: Sequence[tuple[int, ...]],
+        found: Sequence[ArchivedSegment],
+        *,
+        identity: str,
+        namespace: str,
+    ) -> tuple[PendingSegment, ...]:
+        """See `SegmentStore.begin_archived`."""
+        before = segments[: len(segments) - len(found)]
+        key, table = ROOT_KEY, self._allocators.new_table()
+        if before:
+            hit = self.lookup(before, identity=identity, namespace=namespace)
+            if isinstance(hit, SegmentMiss) or hit.reason is not None:
+                raise ValueError("a segment before an archived one is not stored")
+            key = hit.segment.key
+            table = self._nodes[key].table
+        begun: list[PendingSegment] = []
         try:
-            own_table, copies = self.make_room(lambda: table.fork(end))
+            for tokens, archived in zip(segments[len(before) :], found, strict=True):
+                place = (identity, namespace, key)
+                key = segment_key(place[2], tokens, identity, namespace)
+                table = self._hold(place, partial(table.extended, table.length + len(tokens)))
+                begun.append(PendingSegment(self._add(key, tokens, place, table, archived), ()))
         except BaseException:
-            self._num_following[place] -= 1
+            for pending in begun:
+                self.abandon(pending)
             raise
-        segment = StoredSegment(
-            key=key,
-            parent=place[2],
-            num_tokens=len(tokens),
-            end=end,
-            pages=own_table.pages,
-            packed_pages=own_table.packed_pages,
-            state=state,
-            source_ids=source_ids | (parent.source_ids if parent else frozenset()),
-        )
-        self._pending[key] = _Node(segment, tokens, place, own_table)
-        return PendingSegment(segment, copies)
+        return tuple(begun)
 
     def commit(self, pending: PendingSegment) -> None:
         """See `SegmentStore.commit`; a segment whose source was dropped meanwhile is not stored."""
@@ -193,6 +212,38 @@ class SegmentTree:
         """See `SegmentStore.drop_all`."""
         self._evicted.clear()
         return self._drop(self._all())
+
+    def _hold(self, place: _Place, take: Callable[[], T]) -> T:
+        """Take pages for a segment at a place; from here on the one before it is not evicted."""
+        self._num_following[place] += 1
+        try:
+            return self.make_room(take)
+        except BaseException:
+            self._num_following[place] -= 1
+            raise
+
+    def _add(
+        self,
+        key: bytes,
+        tokens: tuple[int, ...],
+        place: _Place,
+        table: KVTable,
+        archived: ArchivedSegment,
+    ) -> StoredSegment:
+        """Note a segment that no lookup finds yet."""
+        segment = StoredSegment(
+            key=key,
+            parent=place[2],
+            num_tokens=len(tokens),
+            end=table.length,
+            pages=table.pages,
+            packed_pages=table.packed_pages,
+            state=archived.state,
+            source_ids=archived.source_ids,
+            prefill_seconds=archived.prefill_seconds,
+        )
+        self._pending[key] = _Node(segment, tokens, place, table)
+        return segment
 
     def _find(self, key: bytes, place: _Place, tokens: tuple[int, ...]) -> _Node | None:
         """Return the node of a key if it holds these tokens; equal hashes alone prove nothing."""
