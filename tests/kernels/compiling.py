@@ -17,7 +17,6 @@ from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 from triton.experimental.gluon._runtime import GluonASTSource
 
-from ragflash_kernels.attention_inputs import kernel as inputs_kernel
 from ragflash_kernels.embedding import kernel as embedding_kernel
 from ragflash_kernels.gated_ffn import kernel as gated_kernel
 from ragflash_kernels.kv_codec import kernel as kv_kernel
@@ -26,17 +25,7 @@ from ragflash_kernels.kv_codec.formats import (
     page_layout,
     rotation_group,
     scale_block,
-    value_tiles,
 )
-from ragflash_kernels.paged_attention import gluon_kernel as tq3_kernel
-from ragflash_kernels.paged_attention import kernel as attention_kernel
-from ragflash_kernels.paged_attention.gluon_tq3 import pick_registers as pick_tq3_registers
-from ragflash_kernels.paged_attention.gluon_tq3 import program_constants
-from ragflash_kernels.paged_attention.launch import pick_tile
-from ragflash_kernels.prefill_attention import kernel as prefill_kernel
-from ragflash_kernels.prefill_attention.launch import pick_tile as pick_prefill_tile
-from ragflash_kernels.prefill_attention.unpack import kernel as unpack_kernels
-from ragflash_kernels.prefill_attention.unpack.launch import TOKENS as UNPACKED_TOKENS
 from ragflash_kernels.qmatmul import gluon_kernel, kernel
 from ragflash_kernels.qmatmul.formats import RECORD_FORMATS
 from ragflash_kernels.qmatmul.launch import pick_registers, record_constants, sign_bit
@@ -219,63 +208,6 @@ def encode(sm: int, kv_format: str, head_dim: str):
     return compile_kernel(kv_kernel.encode_kernel, pointers, constants, sm=sm, warps=4)
 
 
-def attend(sm: int, kv_format: str, head_dim: str, query_rows: str):
-    """Attention of so many query rows over pages of 256 tokens."""
-    fmt, dim = KvFormat(kv_format), int(head_dim)
-    size = page_layout(fmt, 256, dim).size
-    tile = pick_tile(fmt, dim, 256, int(query_rows), large=sm in (80, 90))
-    constants = {
-        "DIM": dim, "PAGE": 256, "KEY_BYTES": size, "VALUE_BYTES": size, "KEY_STRIDE": 128 * size,
-        "VALUE_STRIDE": 128 * size, "KEY_FORMAT": list(KvFormat).index(fmt),
-        "VALUE_FORMAT": list(KvFormat).index(fmt), "M": tile.query_rows, "N": tile.tokens,
-        "PTX": True, "EAGER": sm >= 90,
-    }  # fmt: skip
-    whole = ("page_table", "first_rows", "starts", "ends", "words")
-    pointers = dict.fromkeys(whole, "*i32") | {
-        "q": "*fp16", "keys": "*u8", "values": "*u8", "out": "*fp32", "lse": "*fp32",
-        "scale": "fp32",
-    }  # fmt: skip
-    return compile_kernel(
-        attention_kernel.attend_kernel, pointers, constants, sm=sm, warps=tile.warps,
-        stages=tile.stages,
-    )  # fmt: skip
-
-
-def attend_tq3(sm: int, head_dim: str, tiles: str):
-    """Attention over TQ3_0 pages of 256 tokens, of so many tiles of eight queries."""
-    dim, count = int(head_dim), int(tiles)
-    layout = page_layout(KvFormat.TQ3_0, 256, dim)
-    constants = {
-        "DIM": dim, "PAGE": 256, "HIGH": layout.high, "SCALES": layout.scales,
-        "SIZE": layout.size, "EAGER": sm >= 90, **program_constants(dim, count),
-    }  # fmt: skip
-    whole = ("bounds", "page_table", "first_rows", "starts", "ends")
-    pointers = dict.fromkeys(whole, "*i32") | {
-        "q": "*i8", "scales": "*fp32", "keys": "*u8", "values": "*u8", "out": "*fp32",
-        "lse": "*fp32",
-    }  # fmt: skip
-    return compile_kernel(
-        tq3_kernel.attend_tq3_kernel, pointers, constants, sm=sm, warps=dim // 32,
-        registers=pick_tq3_registers(count),
-    )  # fmt: skip
-
-
-def merge_parts(sm: int, kind: str, head_dim: str):
-    """The sum of 64 splits of exact pages and 512 of packed ones, onto the grid or into rows."""
-    dim, quantized = int(head_dim), kind == "grid"
-    constants = {
-        "DIM": dim, "WIDTH": min(dim, 128), "EXACT_SPLITS": 64, "PACKED_SPLITS": 512, "CHUNK": 32,
-        "ROTATED": True, "GATE_PARTS": 7 if quantized else 1, "QUANTIZED": quantized,
-        "EAGER": sm >= 90,
-    }  # fmt: skip
-    of_parts = ("exact", "exact_lse", "packed", "packed_lse")
-    pointers = dict.fromkeys((*of_parts, "first", "last", "scales_out", "sums_out"), "*fp32") | {
-        "gate": "*fp32" if quantized else "*bf16", "out": "*i8" if quantized else "*bf16",
-        "root": "fp32",
-    }  # fmt: skip
-    return compile_kernel(attention_kernel.merge_parts_kernel, pointers, constants, sm=sm, warps=4)
-
-
 def gather_rows(sm: int, name: str):
     """Token vectors of a format."""
     sizes = BLOCK_FORMATS[name]
@@ -289,25 +221,6 @@ def gather_rows(sm: int, name: str):
     return compile_kernel(embedding_kernel.gather_rows_kernel, pointers, constants, sm=sm, warps=4)
 
 
-def attention_inputs(sm: int, dtype: str, head_dim: str):
-    """Norms, rotation of a quarter and writing, of products in seven parts or in one."""
-    dim = int(head_dim)
-    parts = 7 if dtype == "fp32" else 1
-    constants = {
-        "PAGE": 256, "DIM": dim, "HALF": dim // 8, "Q_PARTS": parts, "K_PARTS": parts,
-        "V_PARTS": parts, "Q_NORM": True, "K_NORM": True, "EAGER": sm >= 90,
-    }  # fmt: skip
-    pointers = dict.fromkeys(("q", "k", "v"), f"*{dtype}") | {
-        "q_norm": "*fp32", "k_norm": "*fp32", "cos": "*fp32", "sin": "*fp32", "eps": "fp32",
-        "row_pages": "*i32", "row_places": "*i32", "keys": "*fp16", "values": "*fp16",
-        "q_out": "*fp16",
-    }  # fmt: skip
-    return compile_kernel(
-        inputs_kernel.attention_inputs_kernel, pointers, constants,
-        sm=sm, warps=1 if dim <= 64 else 2,
-    )  # fmt: skip
-
-
 def largest(sm: int):
     """The first stage of the search for the largest logit."""
     pointers = {"logits": "*fp32", "tops": "*fp32", "places": "*i32"}
@@ -315,41 +228,6 @@ def largest(sm: int):
     return compile_kernel(
         sample_kernel.largest_of_chunks_kernel, pointers, constants, sm=sm, warps=4
     )
-
-
-def attend_many(sm: int, head_dim: str, mask: str):
-    """Attention of the rows of a chunk; mask: none, causal or window."""
-    dim = int(head_dim)
-    tile = pick_prefill_tile(dim, large=sm == 90)
-    constants = {
-        "DIM": dim, "M": tile.rows, "N": tile.tokens, "CAUSAL": mask != "none",
-        "WINDOWED": mask == "window",
-    }  # fmt: skip
-    pointers = dict.fromkeys(("q", "keys", "values", "out"), "*fp16") | {
-        "lse": "*fp32", "scale": "fp32",
-    }  # fmt: skip
-    return compile_kernel(
-        prefill_kernel.attend_kernel, pointers, constants, sm=sm, warps=tile.warps,
-        stages=tile.stages,
-    )  # fmt: skip
-
-
-def unpack_pages(sm: int, kv_format: str, head_dim: str, which: str):
-    """The unpacking of listed pages of 256 tokens, of keys or values."""
-    fmt, dim = KvFormat(kv_format), int(head_dim)
-    constants = {"SIZE": page_layout(fmt, 256, dim).size, "DIM": dim, "PAGE": 256, "PTX": True}
-    function = unpack_kernels.unpack_kernel
-    if fmt is KvFormat.TQ3_0 and which == "values":
-        function = unpack_kernels.unpack_tq3_values_kernel
-        constants |= {"TILES": value_tiles(256)}
-    elif fmt is KvFormat.TQ3_0:
-        function = unpack_kernels.unpack_tq3_keys_kernel
-        constants |= {"T": UNPACKED_TOKENS}
-    else:
-        constants |= {"T": UNPACKED_TOKENS, "FORMAT": list(KvFormat).index(fmt)}
-    pointers = {"pages": "*u8", "page_list": "*i32", "out": "*fp16"}
-    pointers |= {"page_stride": "i32*16", "head_stride": "i32*16"}
-    return compile_kernel(function, pointers, constants, sm=sm, warps=4)
 
 
 KERNELS: dict[str, Callable] = {
@@ -366,12 +244,6 @@ KERNELS: dict[str, Callable] = {
     "gated": gated,
     "gather_rows": gather_rows,
     "encode": encode,
-    "attend": attend,
-    "attend_tq3": attend_tq3,
-    "merge_parts": merge_parts,
-    "attend_many": attend_many,
-    "unpack_pages": unpack_pages,
-    "attention_inputs": attention_inputs,
     "largest": largest,
 }
 

@@ -16,6 +16,7 @@ ROOT = Path(__file__).parents[2]
 ARCHITECTURES = (80, 86, 89, 90, 120)
 SHARED_BYTES = {80: 163 * 1024, 90: 227 * 1024}  # of a program
 SMALLEST_SHARED_BYTES = 99 * 1024
+ATTENTION = "tests.kernels.attention_compiling"
 ROWS = (1, 8, 16, 24, 32)
 # By rows, the last parameter of a kernel: more warps on an SM are worth a few spilled registers.
 STACK_BYTES = {
@@ -88,18 +89,19 @@ def test_codecs_fit_every_card(sm):
 @pytest.mark.timeout(1200)
 @pytest.mark.parametrize("sm", ARCHITECTURES)
 def test_attention_fits_every_card(sm):
-    check(
-        [f"attention_inputs:{dtype}:{dim}:{sm}" for dtype in ("fp32", "bf16") for dim in (64, 256)]
-    )
     check([f"largest:{sm}"])
     kernels = [
+        f"attention_inputs:{dtype}:{dim}:{sm}" for dtype in ("fp32", "bf16") for dim in (64, 256)
+    ]
+    kernels += [f"quantize_queries:{dim}:{sm}" for dim in (64, 128, 256)]
+    kernels += [
         f"attend:{kv_format}:{dim}:{query_rows}:{sm}"
         for kv_format in KvFormat
         for dim in (64, 128, 256)
         for query_rows in ((6, 24, 96) if kv_format is KvFormat.F16 else (96,))
     ]
     kernels += [f"merge_parts:{kind}:{dim}:{sm}" for kind in ("grid", "rows") for dim in (64, 256)]
-    check(kernels)
+    check(kernels, module=ATTENTION)
 
 
 @pytest.mark.slow
@@ -107,7 +109,8 @@ def test_attention_fits_every_card(sm):
 @pytest.mark.parametrize("sm", ARCHITECTURES)
 @pytest.mark.parametrize("dim", [64, 128, 256])
 def test_attention_over_tq3_fits_every_card(dim, sm):
-    check([f"attend_tq3:{dim}:{tiles}:{sm}" for tiles in (1, 2, 3, 4, 6, 8, 12)])
+    kernels = [f"attend_tq3:{dim}:{tiles}:{sm}" for tiles in (1, 2, 3, 4, 6, 8, 12)]
+    check(kernels, module=ATTENTION)
 
 
 @pytest.mark.slow
@@ -115,12 +118,12 @@ def test_attention_over_tq3_fits_every_card(dim, sm):
 @pytest.mark.parametrize("sm", ARCHITECTURES)
 def test_attention_of_many_rows_fits_every_card(sm):
     masks = ("none", "causal", "window")
-    check([f"attend_many:{dim}:{mask}:{sm}" for dim in (64, 128, 256) for mask in masks])
-    kernels = [
+    kernels = [f"attend_many:{dim}:{mask}:{sm}" for dim in (64, 128, 256) for mask in masks]
+    kernels += [
         f"unpack_pages:{kv_format}:{dim}:{which}:{sm}"
         for kv_format in KvFormat
         for dim in (64, 256)
         for which in ("keys", "values")
         if kv_format is not KvFormat.F16
     ]
-    check(kernels)
+    check(kernels, module=ATTENTION)

@@ -6,8 +6,9 @@ import pytest
 import torch
 
 from ragflash_kernels.errors import KernelInputError
-from ragflash_kernels.kv_codec import KvFormat, decode_pages, encode_pages, page_layout
-from ragflash_kernels.kv_codec.formats import LEVEL_UNITS, TQ3_LEVELS
+from ragflash_kernels.kv_codec import KvFormat, decode_pages, encode_pages, page_layout, rotate
+from ragflash_kernels.kv_codec.formats import LEVEL_UNITS, TQ3_LEVELS, rotation_group
+from ragflash_kernels.kv_codec.reference import sign_vectors
 from ragflash_kernels.paged_attention import Visibility, gluon_ptx
 from tests.kernels.guarded import GuardedMemory
 from tests.kernels.test_ptx import OPERATIONS, carry_out, halves
@@ -93,8 +94,9 @@ def test_levels_of_keys_are_those_of_the_format():
         assert level / gluon_ptx.KEY_UNIT == pytest.approx(exact / LEVEL_UNITS, rel=2.6e-3)
 
 
+@pytest.mark.parametrize("rotated", [False, True])
 @pytest.mark.parametrize("head_dim", [64, 256])
-def test_queries_are_quantized_as_fragments(head_dim):
+def test_queries_are_quantized_as_fragments(head_dim, rotated):
     heads, group = 2, 3
     guard = GuardedMemory()
     q = guard.place(torch.randn(5, heads * group, head_dim))
@@ -104,16 +106,19 @@ def test_queries_are_quantized_as_fragments(head_dim):
     shape = (3, heads, 2)
     q8 = guard.empty(*shape, 8 * head_dim, dtype=torch.int8)
     scales, bounds = guard.empty(*shape, 8), guard.empty(*shape, 2, dtype=torch.int32)
-    quantize_queries_kernel[2, heads, 3](
-        q, first_rows, starts, q8, scales, bounds, 0.5, heads, group, 2, DIM=head_dim, EAGER=False
-    )
+    width = rotation_group(head_dim)
+    quantize_queries_kernel[16, heads, 3](
+        q, first_rows, starts, *sign_vectors(width, q.device), q8, scales, bounds, 0.5,
+        width**-0.5, heads, group, 2, DIM=head_dim, ROTATE=rotated, EAGER=False,
+    )  # fmt: skip
     guard.check()
+    expected = rotate(q) if rotated else q
     for sequence, head, m in ((0, 0, 2), (0, 1, 5), (2, 1, 8), (0, 0, 5), (2, 0, 0)):
         row, own = first_rows[sequence] + m // group, head * group + m % group
         stored = q8[sequence, head, m // 8].view(head_dim // 64, 8, 4, 2, 8)[:, m % 8]
         codes = stored.transpose(1, 2).flatten().float()  # pair of blocks, block, c, eight values
         scale = scales[sequence, head, m // 8, m % 8] / 0.5
-        assert torch.allclose(codes * scale, q[row, own], atol=float(scale) * 0.51)
+        assert torch.allclose(codes * scale, expected[row, own], atol=float(scale) * 0.51)
     assert not q8[0, 0, 1].any()
     assert bounds[0, 0].tolist() == [[4, 9], [2**31 - 1, 0]]
     assert bounds[2, 1].tolist() == [[0, 7], [3, 3]]

@@ -1,7 +1,7 @@
 """Launch of the attention over TQ3_0 pages on NVIDIA cards."""
 
 from dataclasses import dataclass
-from math import e, log2
+from math import e, log2, sqrt
 
 import torch
 import triton
@@ -9,6 +9,8 @@ from torch import Tensor
 
 from ragflash_kernels.errors import KernelInputError
 from ragflash_kernels.kv_codec import KvFormat, page_layout
+from ragflash_kernels.kv_codec.formats import rotation_group
+from ragflash_kernels.kv_codec.reference import sign_vectors
 from ragflash_kernels.paged_attention.gluon_kernel import attend_tq3_kernel
 from ragflash_kernels.paged_attention.gluon_ptx import KEY_UNIT
 from ragflash_kernels.paged_attention.query_kernel import quantize_queries_kernel
@@ -52,6 +54,7 @@ def attend_tq3(
     split_tokens: int,
     out: Tensor,
     lse: Tensor,
+    rotate: bool = False,
     options: Tq3Options = _FASTEST,
     eager: bool = False,
 ) -> None:
@@ -65,7 +68,7 @@ def attend_tq3(
     their least size, but neither on other rows nor on the options.
 
     Args:
-        q: Floats `[N, Hq, D]`, contiguous, rotated; D is 64, 128 or 256.
+        q: Floats `[N, Hq, D]`, contiguous, in the space of keys; D is 64, 128 or 256.
         keys: Bytes `[P, Hkv, size]` of `TQ3_0`; a page is contiguous, pages may lie apart.
         values: Likewise, encoded as values.
         visibility: Of the rows, without words.
@@ -76,6 +79,7 @@ def attend_tq3(
         out: float32 `[N, Hq, splits, D]`, written: weighted means; undefined where `lse` is -inf.
         lse: float32 `[N, Hq, splits]`, written: base-2 logarithms of sums of weights, -inf where a
             row sees nothing.
+        rotate: Queries are in the space of the model; rotate them first.
         options: Of the launch.
         eager: Programmatic dependent launch (sm_90).
 
@@ -89,7 +93,9 @@ def attend_tq3(
     needed = triton.cdiv(min(visibility.max_rows, len(q)) * group, _QUERIES)
     tiles = options.tiles or pick_tiles(needed)
     groups = triton.cdiv(needed, tiles)
-    queries = _quantize_queries(q, visibility, keys.shape[1], tiles * groups, scale, eager=eager)
+    queries = _quantize_queries(
+        q, visibility, keys.shape[1], tiles * groups, scale, rotate=rotate, eager=eager
+    )
     _launch(
         queries, keys, values, visibility, page_tokens, split_tokens, out, lse, tiles, options,
         eager=eager,
@@ -97,17 +103,25 @@ def attend_tq3(
 
 
 def _quantize_queries(
-    q: Tensor, visibility: Visibility, kv_heads: int, tiles: int, scale: float, *, eager: bool
+    q: Tensor,
+    visibility: Visibility,
+    kv_heads: int,
+    tiles: int,
+    scale: float,
+    *,
+    rotate: bool,
+    eager: bool,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Return what `quantize_queries_kernel` writes."""
     head_dim, shape = q.shape[2], (visibility.ends.shape[0], kv_heads, tiles)
+    rotated = rotation_group(head_dim)
     q8 = torch.empty((*shape, _QUERIES * head_dim), dtype=torch.int8, device=q.device)
     scales = torch.empty((*shape, _QUERIES), device=q.device)
     bounds = torch.empty((*shape, 2), dtype=torch.int32, device=q.device)
-    quantize_queries_kernel[tiles, kv_heads, shape[0]](
-        q, visibility.first_rows, visibility.starts, q8, scales, bounds,
-        scale * log2(e) / KEY_UNIT, kv_heads, q.shape[1] // kv_heads, tiles, DIM=head_dim,
-        EAGER=eager, num_warps=1, launch_pdl=eager,
+    quantize_queries_kernel[_QUERIES * tiles, kv_heads, shape[0]](
+        q, visibility.first_rows, visibility.starts, *sign_vectors(rotated, q.device), q8, scales,
+        bounds, scale * log2(e) / KEY_UNIT, 1 / sqrt(rotated), kv_heads, q.shape[1] // kv_heads,
+        tiles, DIM=head_dim, ROTATE=rotate, EAGER=eager, num_warps=1, launch_pdl=eager,
     )  # fmt: skip
     return q8, scales, bounds
 

@@ -9,6 +9,7 @@ import triton.language as tl
 
 from ragflash_kernels.columns_kernel import load_columns
 from ragflash_kernels.paged_attention.quarters import F16, load_quarter
+from ragflash_kernels.paged_attention.query_kernel import rotate
 from ragflash_kernels.qmatmul.kernel import store_quantized
 
 
@@ -216,35 +217,6 @@ def _add_splits(out, lse, logarithms, base, splits, d, DIM: tl.constexpr, SPLITS
     return tl.sum(acc, 0), tl.sum(total, 0)
 
 
-@triton.jit
-def _hadamard(N: tl.constexpr):
-    """Return the signs of the transform of N values, at most 16: float32 `[N, N]`."""
-    common = tl.arange(0, N)[:, None] & tl.arange(0, N)[None, :]
-    common = common ^ (common >> 2)
-    return 1.0 - 2.0 * ((common ^ (common >> 1)) & 1).to(tl.float32)
-
-
-@triton.jit
-def _rotate(x, first, last, root, GROUP: tl.constexpr):
-    """Rotate float32 `[GROUP]`: signs, the transform of eighths and in eighths, signs."""
-    d = tl.arange(0, GROUP)
-    width: tl.constexpr = GROUP // 8
-    y = tl.reshape(x * tl.load(first + d), (8, width))
-    y = tl.sum(y[:, :, None] * _hadamard(width)[None, :, :], 1)
-    y = tl.sum(_hadamard(8)[:, :, None] * y[None, :, :], 1)
-    return tl.reshape(y, (GROUP,)) * root * tl.load(last + d)
-
-
-@triton.jit
-def rotate_queries_kernel(q, first, last, out, root, GROUP: tl.constexpr, EAGER: tl.constexpr):
-    """Rotate one group; EAGER: start the next kernel, and wait for the one before (sm_90)."""
-    at = tl.program_id(0).to(tl.int64) * GROUP + tl.arange(0, GROUP)
-    if EAGER:
-        tl.extra.cuda.gdc_launch_dependents()
-        tl.extra.cuda.gdc_wait()
-    tl.store(out + at, _rotate(tl.load(q + at).to(tl.float32), first, last, root, GROUP))
-
-
 @triton.jit(do_not_specialize=["heads", "exact_splits", "packed_splits", "tiles"])
 def merge_parts_kernel(
     exact, exact_lse, packed, packed_lse, first, last, gate, out, scales_out, sums_out,
@@ -296,7 +268,7 @@ def merge_parts_kernel(
                 packed_splits, d, DIM, PACKED_SPLITS, CHUNK,
             )  # fmt: skip
             if ROTATED:
-                packed_acc = _rotate(packed_acc, last, first, root, WIDTH)
+                packed_acc = rotate(packed_acc, last, first, root, WIDTH)
             acc += packed_acc
             total += packed_total
     mixed = acc / tl.where(total == 0, 1.0, total)

@@ -14,12 +14,9 @@ from ragflash_kernels.kv_codec import KvFormat, page_layout
 from ragflash_kernels.kv_codec.formats import rotation_group
 from ragflash_kernels.kv_codec.reference import sign_vectors
 from ragflash_kernels.paged_attention.gluon_tq3 import attend_tq3
-from ragflash_kernels.paged_attention.kernel import (
-    attend_kernel,
-    merge_parts_kernel,
-    rotate_queries_kernel,
-)
+from ragflash_kernels.paged_attention.kernel import attend_kernel, merge_parts_kernel
 from ragflash_kernels.paged_attention.parts import KvPart
+from ragflash_kernels.paged_attention.query_kernel import rotate_queries_kernel
 from ragflash_kernels.paged_attention.visibility import MAX_ROWS, Visibility
 from ragflash_kernels.qmatmul.activations import ActivationBuffers
 
@@ -78,8 +75,6 @@ def attend_parts_on_card(
     mixed, lse = attend(q, exact, page_tokens=page_tokens, scale=scale, eager=eager)
     of_packed = None
     if packed is not None:
-        if packed.key_format.rotated:
-            q = rotate_queries(q, eager=eager)
         of_packed = attend(
             q, replace(packed, visibility=replace(packed.visibility, words=None)),
             page_tokens=page_tokens, scale=scale, backend=backend, eager=eager,
@@ -108,10 +103,10 @@ def attend(
     backend: Backend = Backend.TRITON,
     eager: bool = False,
 ) -> tuple[Tensor, Tensor]:
-    """Attend to each split of a part, in the space that its keys and values are stored in.
+    """Attend to each split of a part; means are in the space that its values are stored in.
 
     Args:
-        q: Floats `[N, Hq, D]`, contiguous; rotated if the part's keys are. D is 64, 128 or 256.
+        q: Floats `[N, Hq, D]`, contiguous, not rotated. D is 64, 128 or 256.
         part: Of a cache.
         page_tokens: A power of two, at least 32; at least 128 for the Gluon kernel.
         scale: Of scores.
@@ -134,9 +129,11 @@ def attend(
     if fast:
         attend_tq3(
             q, part.keys, part.values, part.visibility, page_tokens=page_tokens, scale=scale,
-            split_tokens=split_tokens, out=out, lse=lse, eager=eager,
+            split_tokens=split_tokens, out=out, lse=lse, rotate=True, eager=eager,
         )  # fmt: skip
     else:
+        if part.key_format.rotated:
+            q = rotate_queries(q, eager=eager)
         _launch_attend(
             q, part, page_tokens=page_tokens, scale=scale, split_tokens=split_tokens, out=out,
             lse=lse, eager=eager,
