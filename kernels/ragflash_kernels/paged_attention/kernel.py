@@ -106,6 +106,40 @@ def _store_partial(out, lse, target, here, acc0, acc1, acc2, acc3, top, total,
     tl.store(lse + target, logarithm, mask=here)
 
 
+@triton.jit
+def _attend_split(
+    q0, q1, q2, q3, keys, values, pages, page, begin, stop, first, last, start, end, word,
+    DRAFTS: tl.constexpr, max_pages, DIM: tl.constexpr, PAGE: tl.constexpr,
+    KEY_STRIDE: tl.constexpr, VALUE_STRIDE: tl.constexpr, KEY_FORMAT: tl.constexpr,
+    VALUE_FORMAT: tl.constexpr, M: tl.constexpr, N: tl.constexpr, PTX: tl.constexpr,
+):  # fmt: skip
+    """Return four sums of values, maxima and sums of weights of tokens `begin` … `stop - 1`.
+
+    `page` is that of `begin`; tokens from `first` to `last - 1` may be read.
+    """
+    acc0 = tl.zeros((M, DIM // 4), tl.float32)
+    acc1, acc2, acc3 = acc0, acc0, acc0
+    top = tl.full((M,), float("-inf"), tl.float32)
+    total = tl.zeros((M, 16 if KEY_FORMAT == F16 else 1), tl.float32)
+    for at in range(begin, stop, N):
+        t = at + tl.arange(0, N)
+        readable = (t >= first) & (t < last)
+        key_place = keys + page.to(tl.int64) * KEY_STRIDE
+        s = _scores(q0, q1, q2, q3, key_place, t % PAGE, readable, N, DIM, PAGE, KEY_FORMAT, PTX)
+        seen = readable[None, :] & (t[None, :] >= start[:, None])
+        if DRAFTS:
+            seen = seen & _drafted(word, t, end)
+        p, fade, top = _weigh(tl.where(seen, s, float("-inf")), top)
+        acc0, acc1, acc2, acc3, total = _add_values(
+            acc0, acc1, acc2, acc3, total, p, fade[:, None],
+            values + page.to(tl.int64) * VALUE_STRIDE, t % PAGE, readable,
+            N, DIM, PAGE, VALUE_FORMAT, PTX,
+        )  # fmt: skip
+        # A turn ahead, and beyond the last one, so that keys and values need not wait for it.
+        page = tl.load(pages + tl.minimum((at + N) // PAGE, max_pages - 1))
+    return acc0, acc1, acc2, acc3, top, tl.max(total, 1)  # all columns are the same
+
+
 @triton.jit(do_not_specialize=["kv_heads", "group", "max_pages", "splits", "tiles", "split_tokens"])
 def attend_kernel(
     q, keys, values, page_table, first_rows, starts, ends, words, out, lse, scale, kv_heads, group,
@@ -153,27 +187,13 @@ def attend_kernel(
         return
     if begin // PAGE != place:
         page = tl.load(pages + begin // PAGE)
-    acc0 = tl.zeros((M, DIM // 4), tl.float32)
-    acc1, acc2, acc3 = acc0, acc0, acc0
-    top = tl.full((M,), float("-inf"), tl.float32)
-    total = tl.zeros((M, 16 if KEY_FORMAT == F16 else 1), tl.float32)
-    for at in range(begin, stop, N):
-        t = at + tl.arange(0, N)
-        readable = (t >= first) & (t < last)
-        key_place = keys + page.to(tl.int64) * KEY_STRIDE + head * KEY_BYTES
-        s = _scores(q0, q1, q2, q3, key_place, t % PAGE, readable, N, DIM, PAGE, KEY_FORMAT, PTX)
-        seen = readable[None, :] & (t[None, :] >= start[:, None])
-        if words is not None:
-            seen = seen & _drafted(word, t, end)
-        p, fade, top = _weigh(tl.where(seen, s, float("-inf")), top)
-        acc0, acc1, acc2, acc3, total = _add_values(
-            acc0, acc1, acc2, acc3, total, p, fade[:, None],
-            values + page.to(tl.int64) * VALUE_STRIDE + head * VALUE_BYTES, t % PAGE, readable,
-            N, DIM, PAGE, VALUE_FORMAT, PTX,
-        )  # fmt: skip
-        # A turn ahead, and beyond the last one, so that keys and values need not wait for it.
-        page = tl.load(pages + tl.minimum((at + N) // PAGE, max_pages - 1))
-    total = tl.max(total, 1)  # all columns are the same
+    if words is None:
+        word = start
+    acc0, acc1, acc2, acc3, top, total = _attend_split(
+        q0, q1, q2, q3, keys + head * KEY_BYTES, values + head * VALUE_BYTES, pages, page, begin,
+        stop, first, last, start, end, word, words is not None, max_pages, DIM, PAGE, KEY_STRIDE,
+        VALUE_STRIDE, KEY_FORMAT, VALUE_FORMAT, M, N, PTX,
+    )  # fmt: skip
     _store_partial(out, lse, target, here, acc0, acc1, acc2, acc3, top, total, DIM)
 
 
@@ -215,6 +235,22 @@ def _add_splits(out, lse, logarithms, base, splits, d, DIM: tl.constexpr, SPLITS
         for at in range(first // CHUNK * CHUNK, stop, CHUNK):
             acc, total = _add_chunk(acc, total, out, lse, at, base, splits, d, DIM, CHUNK)
     return tl.sum(acc, 0), tl.sum(total, 0)
+
+
+@triton.jit
+def _write(
+    mixed, row, column, inside, columns, tiles, out, scales_out, sums_out, WIDTH: tl.constexpr,
+    QUANTIZED: tl.constexpr,
+):  # fmt: skip
+    """Write WIDTH columns of a row, where they are inside, from `column` on."""
+    if QUANTIZED:
+        steps: tl.constexpr = WIDTH // 32
+        values = tl.reshape(tl.where(inside, mixed, 0.0), (steps, 32))
+        step = column % 256 // 32 + tl.arange(0, steps)
+        store_quantized(values, row, column // 256, step, tiles, out, scales_out, sums_out)
+    else:
+        target = out + row.to(tl.int64) * columns + column + tl.arange(0, WIDTH)
+        tl.store(target, mixed.to(out.dtype.element_ty), mask=inside)
 
 
 @triton.jit(do_not_specialize=["heads", "exact_splits", "packed_splits", "tiles"])
@@ -274,11 +310,6 @@ def merge_parts_kernel(
     mixed = acc / tl.where(total == 0, 1.0, total)
     if GATE_PARTS > 0:
         mixed *= tl.sigmoid(gated)
-    if QUANTIZED:
-        steps: tl.constexpr = WIDTH // 32
-        values = tl.reshape(tl.where(inside, mixed, 0.0), (steps, 32))
-        step = column % 256 // 32 + tl.arange(0, steps)
-        store_quantized(values, row, column // 256, step, tiles, out, scales_out, sums_out)
-    else:
-        target = out + row.to(tl.int64) * (heads * DIM) + column + at
-        tl.store(target, mixed.to(out.dtype.element_ty), mask=inside)
+    _write(
+        mixed, row, column, inside, heads * DIM, tiles, out, scales_out, sums_out, WIDTH, QUANTIZED
+    )

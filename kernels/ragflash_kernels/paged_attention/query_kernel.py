@@ -58,6 +58,14 @@ def _store_codes(out, x, scale, of_tile, group: tl.constexpr, GROUP: tl.constexp
     tl.store(out + d // 64 * 512 + lane * 16 + d % 64 // 32 * 8 + d % 8, codes)
 
 
+@triton.jit
+def _store_bounds(out, starts, m, num_rows, group):
+    row = (m + tl.arange(0, 8)) // group
+    start = tl.load(starts + row, mask=row < num_rows, other=_NEVER)
+    tl.store(out, tl.min(start, 0))
+    tl.store(out + 1, tl.max(tl.where(row < num_rows, start, 0), 0))
+
+
 @triton.jit(do_not_specialize=["kv_heads", "group", "tiles"])
 def quantize_queries_kernel(
     q, first_rows, starts, first, last, q_out, scales_out, bounds_out, factor, root, kv_heads,
@@ -86,8 +94,7 @@ def quantize_queries_kernel(
         tiles: See `q_out`.
         DIM: Values of a head.
         ROTATE: Rotate the query first.
-        EAGER: Let the next kernel start, and wait for the one before when all that is read of
-            tables is there, as that one does not write them (sm_90).
+        EAGER: Let the next kernel start, and wait for the one before, but for tables (sm_90).
     """
     if EAGER:
         gdc_launch_dependents()
@@ -119,7 +126,4 @@ def quantize_queries_kernel(
     # Scores start at -inf where a token is hidden: times 0 they would be NaN.
     tl.store(scales_out + place * 8 + of_tile, tl.maximum(scale * factor, 1e-30))
     if of_tile == 0:
-        of_row = (m + tl.arange(0, 8)) // group
-        start = tl.load(starts + first_row + of_row, mask=of_row < num_rows, other=_NEVER)
-        tl.store(bounds_out + place * 2, tl.min(start, 0))
-        tl.store(bounds_out + place * 2 + 1, tl.max(tl.where(of_row < num_rows, start, 0), 0))
+        _store_bounds(bounds_out + place * 2, starts + first_row, m, num_rows, group)
