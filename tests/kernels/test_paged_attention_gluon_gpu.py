@@ -139,7 +139,7 @@ def test_starts_hide_older_tokens(head_dim):
     case.seen.starts.copy_(torch.tensor([0, 1999, 1100, 130, 1536, 299]))
     out, lse = case.run()
     assert error(merge(out, lse), case.expected()) < TOLERANCE
-    assert lse[1, :, :6].isneginf().all()
+    assert (lse[1].isfinite().sum(1) == 1).all()  # its one token is in one split
 
 
 @pytest.mark.parametrize("tiles", [1, 2, 3, 4, 6, 8, 12])
