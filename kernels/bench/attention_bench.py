@@ -11,7 +11,7 @@ from ragflash_kernels.attention_inputs import attention_inputs
 from ragflash_kernels.columns import Columns
 from ragflash_kernels.kv_codec import KvFormat, decode_pages, encode_pages
 from ragflash_kernels.paged_attention import KvPart, Visibility, attend_parts
-from ragflash_kernels.paged_attention.launch import merge_parts, rotate_queries
+from ragflash_kernels.paged_attention.launch import attend, merge_parts, rotate_queries
 from ragflash_kernels.qmatmul.activations import ActivationBuffers
 from ragflash_kernels.sample import largest
 
@@ -136,7 +136,8 @@ def _bench_small(report: "Report") -> None:
         for eager in (False, True):
             us = time_us([partial(rotate_queries, q, eager=eager)] * 8)
             report.line(f"rotate queries, {num_rows} rows", us, 3 * q.nbytes, 0, eager=eager)
-        for splits in (34, 128, 512):
+        _bench_exact(report, num_rows)
+        for splits in (64, 512):
             _bench_merge(report, num_rows, splits)
         logits = torch.randn(num_rows, 248320, device="cuda")
         wrong = float((largest(logits, 248077) != logits[:, :248077].argmax(1)).sum())
@@ -164,13 +165,28 @@ def _bench_inputs(report: "Report", num_rows: int) -> None:
         report.line(f"attention inputs, {num_rows} rows", us, num_bytes, 0, eager=eager)
 
 
+def _bench_exact(report: "Report", num_rows: int) -> None:
+    q = torch.randn(num_rows, HEADS, HEAD_DIM, device="cuda").half()
+    pools = torch.randn(6, 2, EXACT_TOKENS // PAGE, KV_HEADS, PAGE, HEAD_DIM, device="cuda").half()
+    seen = _see(EXACT_TOKENS // PAGE, num_rows, new_rows=num_rows)
+    parts = [KvPart(*pool, seen) for pool in pools]
+    for eager in (False, True):
+        us = time_us(
+            [
+                partial(attend, q, part, page_tokens=PAGE, scale=1 / 16, eager=eager)
+                for part in parts
+            ]
+        )
+        report.line(f"exact pages, {num_rows} rows", us, pools[0].nbytes, 0, eager=eager)
+
+
 def _bench_merge(report: "Report", num_rows: int, splits: int) -> None:
     exact, packed = (
         (
             torch.randn(num_rows, HEADS, count, HEAD_DIM, device="cuda"),
             torch.randn(num_rows, HEADS, count, device="cuda"),
         )
-        for count in (34, splits)
+        for count in (EXACT_TOKENS // PAGE, splits)
     )
     gate = Columns.whole(torch.randn(7, num_rows, HEADS * HEAD_DIM, device="cuda"))
     out = ActivationBuffers.allocate(num_rows, HEADS * HEAD_DIM, torch.device("cuda"))
@@ -180,7 +196,13 @@ def _bench_merge(report: "Report", num_rows: int, splits: int) -> None:
             [partial(merge_parts, *exact, packed, gate=gate, out=out, rotated=True, eager=eager)]
             * 8
         )
-        report.line(f"merge 34 + {splits}, {num_rows} rows", us, num_bytes, 0, eager=eager)
+        report.line(
+            f"merge {EXACT_TOKENS // PAGE} + {splits}, {num_rows} rows",
+            us,
+            num_bytes,
+            0,
+            eager=eager,
+        )
 
 
 def bench_codec(report: "Report", *, sweep: bool) -> None:

@@ -54,12 +54,12 @@ def test_windows_and_a_single_key_head():
     assert error(case.run(), case.expected(window=512)) < 1.5e-3
 
 
+@pytest.mark.parametrize("head_dim", HEADS)
 @pytest.mark.parametrize("kv_format", [None, KvFormat.TQ3_0])
-def test_a_row_is_the_same_alone_and_among_others(kv_format):
+def test_a_row_is_the_same_alone_and_among_others(kv_format, head_dim):
     packed = PACKED if kv_format else ()
-    case = card_case(
-        [Rows(16, 4000, PAGES, packed), Rows(5, 900, (41, 42, 43, 44))], kv_format=kv_format
-    )
+    sequences = [Rows(16, 4000, PAGES, packed), Rows(5, 900, (41, 42, 43, 44))]
+    case = card_case(sequences, head_dim, kv_format=kv_format)
     together = case.run()
     for row, sequence, place in ((0, 0, 0), (15, 0, 15), (18, 1, 2)):
         assert torch.equal(case.alone(row, sequence, place).run()[0], together[row])
