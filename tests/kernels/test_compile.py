@@ -18,10 +18,12 @@ SHARED_BYTES = {80: 163 * 1024, 90: 227 * 1024}  # of a program
 SMALLEST_SHARED_BYTES = 99 * 1024
 ATTENTION = "tests.kernels.attention_compiling"
 ROWS = (1, 8, 16, 24, 32)
-# By rows, the last parameter of a kernel: more warps on an SM are worth a few spilled registers.
+# By rows or tiles, the last parameter of a kernel: more warps on an SM are worth a few spilled
+# registers, and eight bytes the assembler itself gives up for one more program there.
 STACK_BYTES = {
-    "qmatmul:32": 128, "qmatmul_staged:24": 8, "attend_tq3:3": 32, "attend_tq3:4": 64,
-    "attend_tq3:6": 144, "attend_tq3:8": 16, "attend_tq3:12": 144,
+    "qmatmul:1": 8, "qmatmul:8": 8, "qmatmul:16": 8, "qmatmul:24": 8, "qmatmul:32": 128,
+    "attend_tq3:3": 32, "attend_tq3:4": 80, "attend_tq3:6": 144, "attend_tq3:8": 16,
+    "attend_tq3:12": 192,
 }  # fmt: skip
 
 
@@ -45,8 +47,8 @@ def allowed_shared(kernel: str) -> int:
 
 
 def allowed_stack(kernel: str) -> int:
-    name, *_, rows, _ = kernel.split(":")
-    return STACK_BYTES.get(f"{name}:{rows}", 0)
+    parts = kernel.split(":")
+    return STACK_BYTES.get(f"{parts[0]}:{parts[-2]}", 0)
 
 
 def check(kernels: list[str], **options: str) -> None:
@@ -65,8 +67,9 @@ def test_a_kernel_fits_the_smallest_card():
 @pytest.mark.timeout(1200)
 @pytest.mark.parametrize("sm", ARCHITECTURES)
 def test_products_fit_every_card(sm):
-    for kernel in ("qmatmul", "qmatmul_staged"):
-        check([f"{kernel}:{name}:{rows}:{sm}" for name in RECORD_FORMATS for rows in ROWS])
+    check([f"qmatmul:{name}:{rows}:{sm}" for name in RECORD_FORMATS for rows in ROWS])
+    if sm == 90:  # what `pick_staging` may choose
+        check([f"qmatmul_staged:{name}:{rows}:{sm}" for name in RECORD_FORMATS for rows in (1, 16)])
     check([f"qmatmul_plain:{name}:{rows}:{sm}" for name in RECORD_FORMATS for rows in (16, 32)])
     check([f"dense:{dtype}:{rows}:{sm}" for dtype in ("fp32", "fp16", "bf16") for rows in (16, 32)])
     check([f"unpack:{name}:bf16:{sm}" for name in RECORD_FORMATS])
