@@ -22,8 +22,8 @@ ROWS = (1, 8, 16, 24, 32)
 # registers, and eight bytes the assembler itself gives up for one more program there.
 STACK_BYTES = {
     "qmatmul:1": 8, "qmatmul:8": 8, "qmatmul:16": 8, "qmatmul:24": 8, "qmatmul:32": 128,
-    "attend_tq3:3": 32, "attend_tq3:4": 80, "attend_tq3:6": 144, "attend_tq3:8": 16,
-    "attend_tq3:12": 192,
+    "attend_tq3:2": 16, "attend_tq3:3": 64, "attend_tq3:4": 80, "attend_tq3:6": 176,
+    "attend_tq3:8": 88, "attend_tq3:12": 192,  # most on sm_120
 }  # fmt: skip
 
 
