@@ -58,12 +58,11 @@ def start_engine(
     `model_path` is what `GGUFFile.open` takes; `device` `auto` is the first card that can be used,
     else the CPU. What a model takes of either is described at `CardOptions` and `HostOptions`;
     `kv_format` `auto` is what was measured for the file, else `q8_0`, on a card, and keeps all
-    exact on a CPU. `prefill_chunk_tokens`, on a CPU, are the most of a prompt in one step.
-
-    Beyond `max_slots` running requests `queue_size` may wait. `pre_tokenizer` takes the place of
-    the file's. `cache_dir` remembers the file's hash and measured formats. `threads` is torch's
-    choice where it is `None`; without a `drafter_factory` decoding is plain. What is stored of
-    prompts goes to `archive` too, and comes back from it; close it after the engine.
+    exact on a CPU. `prefill_chunk_tokens`, on a CPU, are the most of a prompt in one step. Beyond
+    `max_slots` running requests `queue_size` may wait. `pre_tokenizer` takes the place of the
+    file's. `cache_dir` remembers the file's hash and measured formats. `threads` is torch's choice
+    where it is `None`; without a `drafter_factory` decoding is plain. What is stored of prompts
+    goes to `archive` too, and comes back from it; close it after the engine.
 
     Raises:
         ModelError: The file cannot be used.
