@@ -95,6 +95,13 @@ class Settings(BaseSettings):
         description="Memory for keys and values of running and remembered prompts on the "
         "processor, in bytes.",
     )
+    sessions_gb: float = Field(
+        10.0,
+        ge=0,
+        allow_inf_nan=False,
+        description="Most that files of remembered prompts take in the data folder, in GiB, so "
+        "that a document read once is not read again after a restart; 0 keeps none.",
+    )
     max_slots: int = Field(4, ge=1, le=64, description="Requests that are decoded together.")
     queue_size: int = Field(
         32, ge=1, description="Requests that may wait for a slot; more are answered 429."

@@ -8,6 +8,7 @@ from functools import cache, partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from ragflash.cli.session_files import forget_sessions, session_archive
 from ragflash.errors import ModelMissing, NotFound, SettingInvalid
 from ragflash.gguf.packaged import packaged_model_path
 from ragflash.rag.records import DEFAULT_COLLECTION, DocumentRecord, Scope
@@ -16,12 +17,14 @@ from ragflash.settings import Settings
 if TYPE_CHECKING:
     from ragflash.engine.client import EngineClient
     from ragflash.gguf.tokenizer import Tokenizer
+    from ragflash.kvcache.archive import SegmentArchive
     from ragflash.rag.embed import Embedder
     from ragflash.rag.library import Library, LibraryConfig
     from ragflash.rag.move import MoveResult
     from ragflash.rag.placement import ServerAddress
     from ragflash.rag.reconcile import Reconciliation
     from ragflash.rag.reindex import ReindexResult
+    from ragflash.sessions import SessionFolder
 
 SCOPE = Scope(frozenset({DEFAULT_COLLECTION}))
 
@@ -51,8 +54,12 @@ def model_path(settings: Settings) -> Path:
     return packaged
 
 
-def start_model(settings: Settings) -> "EngineClient":
+def start_model(settings: Settings, archive: "SegmentArchive | None" = None) -> "EngineClient":
     """Load the model and start the engine; blocks for as long as that takes.
+
+    Args:
+        settings: All of them.
+        archive: Outlives the engine, and keeps what it remembers of prompts.
 
     Raises:
         ModelError: The model is missing or cannot be used.
@@ -77,6 +84,7 @@ def start_model(settings: Settings) -> "EngineClient":
         prefill_chunk_tokens=settings.prefill_chunk_tokens,
         threads=settings.threads or None,
         cache_dir=settings.data_dir / "cache",
+        archive=archive,
     )
 
 
@@ -87,18 +95,26 @@ def vram_bytes(settings: Settings) -> int | None:
 
 @dataclass(slots=True)
 class EngineSlot:
-    """Where the library finds the engine, once it is loaded."""
+    """Where the library finds the engine and its files, once they are there."""
 
     client: "EngineClient | None" = None
+    sessions: "SessionFolder | None" = None
 
-    def forget(self, source_id: str) -> None:
-        """Have the engine drop what it remembers of a document."""
-        if self.client is not None and self.client.is_alive:
-            asyncio.run(self.client.drop_source(source_id))
+    def forget(self, settings: Settings, source_id: str) -> None:
+        """Remove what is remembered of a document, from files and memory, for good.
+
+        Raises:
+            StorageError: The disk refused; to be called again.
+        """
+        try:
+            forget_sessions(settings, self, source_id)
+        finally:  # from files first, or it could come back from there
+            if self.client is not None and self.client.is_alive:
+                asyncio.run(self.client.drop_source(source_id))
 
 
 def open_library(settings: Settings, slot: EngineSlot | None = None) -> "Library":
-    """Take the data folder; deleted documents are forgotten by the engine in `slot` too.
+    """Take the data folder; what is deleted is forgotten by the engine in `slot` and its files too.
 
     Tokens of new documents are counted if there is a model whose tokenizer can do it.
 
@@ -114,7 +130,7 @@ def open_library(settings: Settings, slot: EngineSlot | None = None) -> "Library
         _config(settings),
         make_embedder(settings),
         count_tokens=_token_counter(settings),
-        on_drop=slot.forget if slot is not None else None,
+        on_drop=partial((slot or EngineSlot()).forget, settings),
     )
 
 
@@ -127,7 +143,12 @@ def repair(settings: Settings, *, dry_run: bool) -> "Reconciliation":
     """
     from ragflash.rag.library import Library  # noqa: PLC0415  (loads the store)
 
-    return Library.reconcile(_config(settings), make_embedder(settings), dry_run=dry_run)
+    return Library.reconcile(
+        _config(settings),
+        make_embedder(settings),
+        dry_run=dry_run,
+        on_drop=partial(EngineSlot().forget, settings),
+    )
 
 
 def move_store(
@@ -178,7 +199,8 @@ def library_and_engine(
         library = open_library(settings, slot)
         stack.callback(library.close)
         if with_engine:
-            slot.client = start_model(settings)
+            archive = stack.enter_context(session_archive(settings, slot))
+            slot.client = start_model(settings, archive)
             stack.callback(slot.client.close)
         yield library, slot.client
 

@@ -25,6 +25,7 @@ from ragflash.cli.options import (
 )
 from ragflash.cli.output import Output
 from ragflash.cli.parts import EngineSlot, model_path, open_library, start_model
+from ragflash.cli.session_files import session_archive
 from ragflash.errors import SettingInvalid
 from ragflash.settings import Settings, load_settings
 
@@ -132,7 +133,8 @@ def _load(settings: Settings, services: Services, parts: ExitStack, server: uvic
         library = open_library(settings, slot)
         parts.callback(library.close)
         services.provide_library(library)
-        engine = start_model(settings)
+        archive = parts.enter_context(session_archive(settings, slot))
+        engine = start_model(settings, archive)
         parts.callback(engine.close)
         slot.client = engine
         services.provide_engine(engine, Answerer(library, engine))

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Union
 
+from ragflash.engine.cache import CacheMiss, CacheTier
 from ragflash.engine.logprobs import MAX_TOP, TokenLogprob
 from ragflash.errors import InputError, RagflashError
 
@@ -236,26 +237,6 @@ class FinishReason(StrEnum):
     LENGTH = "length"
     CONSTRAINT = "constraint"
     SCORED = "scored"
-
-
-class CacheMiss(StrEnum):
-    """Why no stored segment, or not a longer run of them, was used."""
-
-    NONE_STORED = "none_stored"
-    PREFIX_DIFFERS = "prefix_differs"
-    DISABLED = "disabled"
-    EVICTED = "evicted"
-    IDENTITY_DIFFERS = "identity_differs"
-    DAMAGED = "damaged"
-    IO_ERROR = "io_error"
-
-
-class CacheTier(StrEnum):
-    """Where the cached tokens of a prompt were."""
-
-    NONE = "none"
-    DEVICE = "device"
-    FILE = "file"
 
 
 @dataclass(frozen=True, slots=True)

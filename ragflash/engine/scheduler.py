@@ -12,8 +12,8 @@ from collections import deque
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+from ragflash.engine.cache import CacheMiss
 from ragflash.engine.file_tier import FileTier
-from ragflash.engine.request import CacheMiss
 from ragflash.engine.sequence import Cache, Phase, Sequence
 from ragflash.errors import EngineOverloaded
 from ragflash.kvcache.allocator import PagesExhausted

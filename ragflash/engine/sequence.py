@@ -17,13 +17,12 @@ from itertools import takewhile
 
 import numpy as np
 
+from ragflash.engine.cache import CacheMiss, CacheTier
 from ragflash.engine.constrain.mask import Ids
 from ragflash.engine.job import Job
 from ragflash.engine.logprobs import TokenLogprob
 from ragflash.engine.output import Output
 from ragflash.engine.request import (
-    CacheMiss,
-    CacheTier,
     Event,
     Failed,
     Finished,

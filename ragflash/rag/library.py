@@ -136,19 +136,19 @@ class Library:
 
     @staticmethod
     def reconcile(
-        config: LibraryConfig, embedder: Embedder, *, dry_run: bool = False
+        config: LibraryConfig,
+        embedder: Embedder,
+        *,
+        dry_run: bool = False,
+        on_drop: Callable[[str], None] | None = None,
     ) -> Reconciliation:
         """Find and, unless `dry_run`, put right what is out of line in a folder nobody has open.
 
-        What is queued again is worked on when a library is opened.
-
-        Raises:
-            DataFolderLocked: Another process has the folder.
-            IndexMismatch: A collection was built with another embedding model.
-            StorageError: The disk, the database or the vector store refused.
+        What is queued again is worked on when a library is opened. `on_drop` and what is raised are
+        as in `open`.
         """
         with ExitStack() as stack:
-            parts = assemble(config, embedder, stack, None, None, None)
+            parts = assemble(config, embedder, stack, None, None, on_drop)
             return parts.reconciler.run(dry_run=dry_run, count_points=True)
 
     def close(self) -> None:

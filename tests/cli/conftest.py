@@ -55,7 +55,9 @@ def stand_ins(monkeypatch, tmp_path: Path, data_dir: Path, engine: ClosableEngin
     monkeypatch.setattr("ragflash.cli.parts._load_tokenizer", lambda settings: WordTokenizer())
     monkeypatch.setattr(Library, "open", partial(Library.open, parser=TextParser()))
     for module in ("parts", "serve"):
-        monkeypatch.setattr(f"ragflash.cli.{module}.start_model", lambda settings: engine)
+        monkeypatch.setattr(
+            f"ragflash.cli.{module}.start_model", lambda settings, archive=None: engine
+        )
 
 
 @pytest.fixture(autouse=True)

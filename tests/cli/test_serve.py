@@ -109,7 +109,7 @@ def test_while_the_model_loads_documents_are_taken_and_chat_is_told_to_wait(
 ) -> None:
     loaded = threading.Event()
 
-    def load(settings):
+    def load(settings, archive):
         assert loaded.wait(10)
         return engine
 
@@ -138,7 +138,7 @@ def test_while_the_model_loads_documents_are_taken_and_chat_is_told_to_wait(
 
 
 def test_a_server_that_can_never_serve_ends_with_the_reason(monkeypatch) -> None:
-    def load(settings):
+    def load(settings, archive):
         raise ModelMissing("it was there a moment ago")
 
     monkeypatch.setattr("ragflash.cli.serve.start_model", load)

@@ -91,7 +91,7 @@ def test_names_are_checked_on_loopback_and_where_listed() -> None:
 def test_options_of_a_card_are_settings(run, law, monkeypatch) -> None:
     seen = []
 
-    def start(settings):
+    def start(settings, archive):
         seen.append(settings)
         raise DeviceMissing("that will do")
 

@@ -8,14 +8,17 @@ from dataclasses import dataclass
 
 from ragflash.engine.client import EngineClient
 from ragflash.engine.core import EngineCore, Vocabulary
+from ragflash.engine.file_tier import FileTier
 from ragflash.engine.job import Job
 from ragflash.engine.request import EngineInfo, Event, GenerateRequest, ScoreRequest
 from ragflash.engine.runner import Runner
 from ragflash.engine.scheduler import Scheduler
 from ragflash.engine.worker import Worker
 from ragflash.kvcache.allocator import PageAllocator, PageForm
+from ragflash.kvcache.archive import SegmentArchive
 from ragflash.kvcache.formats import KVFormatName
 from ragflash.kvcache.grid import Grid, PageAllocators
+from ragflash.kvcache.identity import Identity
 from ragflash.kvcache.pages import KVPages, PackedPool, PagePool
 from ragflash.kvcache.tree import SegmentTree
 from tests.engine.toys import RawTemplate, StubDrafter
@@ -75,6 +78,14 @@ def make_pages(
     )
 
 
+def make_tier(
+    archive: SegmentArchive | None, runner: Runner, store: SegmentTree, identity: Identity | None
+) -> FileTier | None:
+    if archive is None or identity is None:
+        return None
+    return FileTier(archive, runner, store, identity, runner.state_shapes())
+
+
 @contextmanager
 def toy_engine(
     model,
@@ -92,37 +103,43 @@ def toy_engine(
     draft: Propose | None = None,
     draft_tokens: int = 15,
     gate: threading.Event | None = None,
+    archive: SegmentArchive | None = None,
+    identity: Identity | None = None,
 ) -> Iterator[ToyEngine]:
-    """Start an engine; its worker begins when `gate` is set. Format f16 is exact pages alone."""
+    """Start an engine; its worker begins when `gate` is set. Format f16 is exact pages alone.
+
+    With an `archive` it has an `identity` too.
+    """
     pages, allocators = make_pages(model, kv_format, num_pages, num_packed_pages, grid_tokens)
     store = SegmentTree(allocators)
+    runner = Runner(model, pages, vocab_size=tokenizer.vocab_size)
+    files = make_tier(archive, runner, store, identity)
+    name = identity.digest if identity else "toy"
     scheduler = Scheduler(
         allocators=allocators,
         store=store,
-        identity="toy",
+        identity=name,
         max_slots=max_slots,
         chunk_tokens=chunk_tokens,
         score_tokens=score_tokens,
+        files=files,
     )
-    runner = Runner(model, pages, vocab_size=tokenizer.vocab_size)
     drafters: list[StubDrafter] = []
     core = EngineCore(
         runner=runner,
         scheduler=scheduler,
         store=store,
-        identity="toy",
+        identity=name,
         vocabulary=Vocabulary.of(tokenizer),
         drafter_factory=remembering(draft, drafters) if draft is not None else None,
         draft_tokens=draft_tokens,
+        files=files,
     )
     prepare = gate.wait if gate is not None else lambda: None
     worker = Worker(core, max_in_flight=max_in_flight, prepare=prepare)
-    client = EngineClient(
-        worker,
-        tokenizer=tokenizer,
-        template=template or RawTemplate(),
-        info=info(min(model.context_tokens, allocators.most_tokens)),
-    )
+    said = info(min(model.context_tokens, allocators.most_tokens))
+    template = template or RawTemplate()
+    client = EngineClient(worker, tokenizer=tokenizer, template=template, info=said)
     try:
         yield ToyEngine(client, worker, pages, core, scheduler, runner, store, allocators, drafters)
     finally:

@@ -8,9 +8,9 @@ import threading
 
 import pytest
 
+from ragflash.engine.cache import CacheMiss
 from ragflash.engine.prompt import compile_prompt
 from ragflash.engine.request import (
-    CacheMiss,
     ChatMessage,
     Event,
     Finished,
