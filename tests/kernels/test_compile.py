@@ -24,6 +24,7 @@ STACK_BYTES = {
     "qmatmul:1": 8, "qmatmul:8": 8, "qmatmul:16": 8, "qmatmul:24": 8, "qmatmul:32": 128,
     "attend_tq3:2": 16, "attend_tq3:3": 64, "attend_tq3:4": 80, "attend_tq3:6": 176,
     "attend_tq3:8": 88, "attend_tq3:12": 192,  # most on sm_120
+    "attend:96": 16,  # tq3_0 of 128 values on sm_120, where `attend_tq3` is what runs
 }  # fmt: skip
 
 
