@@ -3,13 +3,16 @@
 import random
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 
 import pytest
 import torch
 
 from ragflash.errors import ModelError
 from ragflash.gguf.reader import GGUFFile
-from ragflash.kvcache.pages import KVPages
+from ragflash.kvcache.allocator import PageAllocator, PageForm
+from ragflash.kvcache.grid import Grid, PageAllocators
+from ragflash.kvcache.pages import KVPages, PackedPool, PagePool
 from ragflash.models.contract import ForwardBatch, Model, SequenceRows
 from ragflash.models.device.lowering import lower
 from ragflash.models.device.model import DeviceModel
@@ -27,6 +30,7 @@ CPU = torch.device("cpu")
 class Pair:
     """The same file as layers in float32, and as a programme with its pages."""
 
+    path: Path
     layers: Model
     programme: DeviceModel
     pages: KVPages
@@ -49,7 +53,7 @@ def pairs(tmp_path_factory) -> Callable[[str], Pair]:
                 decoder, CPU, pages, max_slots=3, exact_pages=len(PAGES), packed_pages=0,
                 chunk_tokens=300, dtype=torch.float32,
             )  # fmt: skip
-            made[name] = Pair(load(path), programme, pages)
+            made[name] = Pair(path, load(path), programme, pages)
         return made[name]
 
     return pair
@@ -179,3 +183,45 @@ def test_warming_up_leaves_slots_as_new(pairs, name):
     pair.programme.warm_up()
     assert not any(part.any() for part in pair.programme.snapshot(0))
     assert torch.equal(feed(pair, TEXT[:60], [50]), expected)
+
+
+def feed_packed(
+    model: Model, pages: KVPages, chunks: Sequence[int], text: Sequence[int]
+) -> torch.Tensor:
+    """Compute a text, what is older than two blocks of 256 tokens packed; return all logits."""
+    forms = PageAllocator(3), PageAllocator(3, PageForm.PACKED)
+    table, logits = PageAllocators(*forms, Grid(256)).new_table(), []
+    table.reserve(len(text))
+    model.reset(0)
+    sizes = iter([*chunks, *[len(text)] * 4])
+    while table.length < len(text):
+        num_rows = min(next(sizes), table.room, len(text) - table.length)
+        batch = batch_of(text[table.length : table.length + num_rows], table.length)
+        own = {"pages": table.pages, "packed_pages": table.packed_pages}
+        rows = replace(batch.sequences[0], **own)
+        logits.append(model.forward(replace(batch, sequences=(rows,)), pages).clone())
+        model.commit(0, num_rows)
+        pages.convert(table.advance(num_rows))
+    return torch.cat(logits)
+
+
+def packed_pages_of(model: Model) -> KVPages:
+    return KVPages(PagePool(model.kv_layout, 3), PackedPool(model.kv_layout, "q8_0", 3))
+
+
+@pytest.mark.parametrize("name", ["qwen3", "gemma3", "qwen35"])
+def test_packed_pages_are_read_as_the_layers_read_them(pairs, name):
+    """In chunks of many rows, and by few rows behind them."""
+    pair, text = pairs(name), TEXT * 3
+    with GGUFFile.open(pair.path) as file:
+        decoder = load_records(file, CPU)
+    pages = packed_pages_of(decoder)
+    programme = DeviceModel(
+        decoder, CPU, pages, max_slots=1, exact_pages=3, packed_pages=3, chunk_tokens=256,
+        dtype=torch.float32,
+    )  # fmt: skip
+    expected = feed_packed(pair.layers, packed_pages_of(pair.layers), [], text)
+    assert_near(feed_packed(programme, pages, [], text)[1:], expected[1:], 0.02)
+    chunks = [256, 256, 256, *[16] * 9]
+    share = 0.12 if programme.is_recurrent else 0.04
+    assert_near(feed_packed(programme, pages, chunks, text)[768:], expected[768:], share)

@@ -40,7 +40,6 @@ class TableSizes:
             "row_pages": (MAX_ROWS,),
             "row_places": (MAX_ROWS,),
             "words": (MAX_ROWS,),
-            "all_tokens": (MAX_ROWS,),  # words of rows that see nothing beyond a sequence's end
             "first_rows": (slots + 1,),
             "slots": (slots,),
             "exact_ends": (slots,),
@@ -95,10 +94,10 @@ class StepTables:
         """Return what rows see of the packed pages."""
         at = self.sizes.windows.index(window)
         pages = self.sizes.packed_pages
-        return self._visibility("packed", self["all_tokens"], at, num_rows, pages)
+        return self._visibility("packed", None, at, num_rows, pages)
 
     def _visibility(
-        self, form: str, words: torch.Tensor, window: int, num_rows: int, num_pages: int
+        self, form: str, words: torch.Tensor | None, window: int, num_rows: int, num_pages: int
     ) -> Visibility:
         return Visibility(
             page_table=self[f"{form}_pages"],
