@@ -22,7 +22,11 @@ __all__ = [
     "HTTP_REQUESTS",
     "HTTP_REQUEST_SECONDS",
     "INGEST_SECONDS",
+    "PROMPTS",
+    "PROMPT_MISSES",
+    "SESSION_METRICS",
     "Kind",
+    "count_prompt",
     "exposition",
 ]
 
@@ -48,6 +52,18 @@ FIRST_TOKEN_SECONDS = Histogram(
     "ragflash_first_token_seconds",
     "From handing a request to the engine to its first token.",
     buckets=_SECONDS,
+    registry=_registry,
+)
+PROMPTS = Counter(
+    "ragflash_prompts_total",
+    "Prompts that were read, by where what was stored of them was: device, file or none.",
+    ("tier",),
+    registry=_registry,
+)
+PROMPT_MISSES = Counter(
+    "ragflash_prompt_misses_total",
+    "Prompts of which not all that may be stored was, by reason.",
+    ("reason",),
     registry=_registry,
 )
 INGEST_SECONDS = Histogram(
@@ -133,12 +149,50 @@ ENGINE_METRICS: dict[str, tuple[Kind, str, str]] = {
 }
 
 
+# Number of the folder of session files, or of its writer → metric.
+SESSION_METRICS: dict[str, tuple[Kind, str, str]] = {
+    "num_segments": (Kind.GAUGE, "ragflash_sessions", "Session files that can be used."),
+    "size_bytes": (Kind.GAUGE, "ragflash_sessions_bytes", "All files, damaged ones included."),
+    "num_set_aside": (
+        Kind.COUNTER,
+        "ragflash_sessions_damaged_total",
+        "Damaged files that were found.",
+    ),
+    "written_today_bytes": (
+        Kind.GAUGE,
+        "ragflash_sessions_written_today_bytes",
+        "Written, or set out to be, since midnight (UTC).",
+    ),
+    "saved": (Kind.COUNTER, "ragflash_sessions_saved_total", "Files that were written."),
+    "dropped": (
+        Kind.COUNTER,
+        "ragflash_sessions_dropped_total",
+        "Files not written because too much was waiting.",
+    ),
+    "refused": (
+        Kind.COUNTER,
+        "ragflash_sessions_refused_total",
+        "Files not written for want of room or by a fault of the disk.",
+    ),
+    "queued_bytes": (Kind.GAUGE, "ragflash_sessions_queued_bytes", "Waiting to be written."),
+}
+
+
+def count_prompt(first_token_s: float, tier: str, miss_reason: str | None) -> None:
+    """Count a prompt that was read for an answer."""
+    FIRST_TOKEN_SECONDS.observe(first_token_s)
+    PROMPTS.labels(tier).inc()
+    if miss_reason is not None:
+        PROMPT_MISSES.labels(miss_reason).inc()
+
+
 def exposition(
     *,
     is_ready: bool,
     engine: Mapping[str, int] | None,
     documents: Mapping[str, int] | None,
     jobs: Mapping[str, int] | None,
+    sessions: Mapping[str, int] | None,
 ) -> bytes:
     """Write everything in Prometheus' text format, 0.0.4.
 
@@ -147,9 +201,10 @@ def exposition(
         engine: Numbers by the keys of `ENGINE_METRICS`; `None` while there is no engine.
         documents: Number by state; `None` while there is no library.
         jobs: Likewise.
+        sessions: Numbers by the keys of `SESSION_METRICS`; `None` where none are kept.
     """
     present = CollectorRegistry()
-    present.register(_Present(is_ready, engine, documents, jobs))
+    present.register(_Present(is_ready, engine, documents, jobs, sessions))
     return generate_latest(_registry) + generate_latest(present)
 
 
@@ -160,18 +215,21 @@ class _Present(Collector):
         engine: Mapping[str, int] | None,
         documents: Mapping[str, int] | None,
         jobs: Mapping[str, int] | None,
+        sessions: Mapping[str, int] | None,
     ) -> None:
         self._is_ready = is_ready
         self._engine = engine
         self._documents = documents
         self._jobs = jobs
+        self._sessions = sessions
 
     def collect(self) -> Iterator[Metric]:
         """Yield what is known at this moment."""
         yield GaugeMetricFamily("ragflash_ready", "1 when everything is loaded.", self._is_ready)
-        for field, (kind, name, said) in ENGINE_METRICS.items():
-            if self._engine is not None:
-                yield kind.value(name, said, self._engine[field])
+        for known, numbers in ((ENGINE_METRICS, self._engine), (SESSION_METRICS, self._sessions)):
+            for field, (kind, name, said) in known.items():
+                if numbers is not None:
+                    yield kind.value(name, said, numbers[field])
         if self._documents is not None:
             yield _by_state("ragflash_documents", "Documents by state.", self._documents)
         if self._jobs is not None:

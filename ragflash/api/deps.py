@@ -1,7 +1,7 @@
 """What the routes need from the rest of the program, and how they get it."""
 
-from collections.abc import AsyncGenerator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Annotated, BinaryIO, Protocol
 
@@ -10,18 +10,21 @@ from fastapi import Depends, Request
 from ragflash.api.problems import NotReady
 from ragflash.engine.request import EngineInfo, Event, GenerateRequest
 from ragflash.engine.stats import EngineStats
-from ragflash.errors import EngineDead, RagflashError
+from ragflash.errors import Conflict, EngineDead, RagflashError, StorageError
 from ragflash.rag.records import (
     DEFAULT_COLLECTION,
     AskEvent,
     AskRequest,
+    AskStatus,
     DocumentRecord,
     DuplicatePolicy,
     JobRecord,
+    Prefilled,
     Scope,
     SearchHit,
     SearchMode,
 )
+from ragflash.sessions import ArchiveCounts, SessionCounts, SessionInfo
 
 __all__ = ["ApiConfig", "CallerScope", "Provided", "Services"]
 
@@ -125,6 +128,9 @@ class Asker(Protocol):
     """Answers questions; closing the iterator cancels the work."""
 
     def ask(self, scope: Scope, request: AskRequest) -> AsyncGenerator[AskEvent, None]: ...
+    def prefill(
+        self, scope: Scope, document_id: str
+    ) -> AsyncGenerator[AskStatus | Prefilled, None]: ...
 
 
 class TextEngine(Protocol):
@@ -135,6 +141,16 @@ class TextEngine(Protocol):
     def stats(self) -> EngineStats: ...
     @property
     def is_alive(self) -> bool: ...
+
+
+class SessionStore(Protocol):
+    """The files of remembered prompts; every call blocks and may come from any thread."""
+
+    def list(self) -> Sequence[SessionInfo]: ...
+    def pin(self, session_id: str) -> None: ...
+    def unpin(self, session_id: str) -> None: ...
+    def delete(self, session_id: str) -> int: ...
+    def counts(self) -> SessionCounts: ...
 
 
 class Services:
@@ -148,6 +164,8 @@ class Services:
         self._library: DocumentLibrary | None = None
         self._answerer: Asker | None = None
         self._engine: TextEngine | None = None
+        self._sessions: SessionStore | None = None
+        self._count_saves: Callable[[], ArchiveCounts] | None = None
         self.failure: RagflashError | None = None
 
     def provide_library(self, library: DocumentLibrary) -> None:
@@ -157,6 +175,10 @@ class Services:
     def provide_engine(self, engine: TextEngine, answerer: Asker) -> None:
         """Make chat and answers available."""
         self._engine, self._answerer = engine, answerer
+
+    def provide_sessions(self, store: SessionStore, counts: Callable[[], ArchiveCounts]) -> None:
+        """Make files of remembered prompts available, before the engine that uses them."""
+        self._sessions, self._count_saves = store, counts
 
     def fail(self, error: RagflashError) -> None:
         """Say why what is missing will not come."""
@@ -188,6 +210,37 @@ class Services:
         if not self._engine.is_alive:
             raise EngineDead("the engine's worker has stopped; restart the server")
         return self._engine
+
+    @property
+    def keeps_sessions(self) -> bool:
+        """Whether prompts are remembered in files; raises `NotReady` until that is known."""
+        if self._engine is None:
+            raise self._absence("the model is being loaded")
+        return self._sessions is not None
+
+    @property
+    def sessions(self) -> SessionStore:
+        """The files of remembered prompts.
+
+        Raises:
+            Conflict: None are kept.
+        """
+        if not self.keeps_sessions:
+            raise Conflict(
+                "this server keeps no sessions: RAGFLASH_SESSIONS_GB is 0, or their folder could "
+                "not be used, as its log says"
+            )
+        assert self._sessions is not None
+        return self._sessions
+
+    def session_counts(self) -> Mapping[str, int] | None:
+        """Count files of remembered prompts; `None` where there are none to count."""
+        if self._sessions is None or self._count_saves is None:
+            return None
+        try:
+            return asdict(self._sessions.counts()) | asdict(self._count_saves())
+        except StorageError:
+            return None
 
     def missing(self) -> tuple[tuple[str, ...], str | None]:
         """Name the parts that cannot serve, and say why."""

@@ -14,6 +14,7 @@ from ragflash.engine.choices import MAX_CHOICES
 from ragflash.engine.logprobs import MAX_TOP, Candidate, TokenLogprob
 from ragflash.engine.request import (
     ChatMessage,
+    Finished,
     FinishReason,
     GenerateRequest,
     SamplingParams,
@@ -207,6 +208,15 @@ def _candidate(candidate: Candidate) -> dict[str, Any]:
         "token": candidate.data.decode("utf-8", errors="replace"),
         "logprob": candidate.logprob,
         "bytes": list(candidate.data) or None,  # a control token has none
+    }
+
+
+def cache_body(finished: Finished) -> dict[str, Any]:
+    """Say where the prompt's cached tokens were, and why there were not more."""
+    return {
+        "cache_tier": finished.tier,
+        "miss_reason": finished.miss_reason,
+        "miss_field": finished.miss_field,
     }
 
 

@@ -16,6 +16,7 @@ from pydantic import (
     computed_field,
 )
 
+from ragflash.engine.cache import CacheTier
 from ragflash.rag.records import (
     AskMode,
     AskRequest,
@@ -244,7 +245,7 @@ Rounded = Annotated[float, AfterValidator(lambda value: round(value, 3))]
 
 
 class EngineTimingsOut(Reply):
-    """Where the engine's time went."""
+    """Where the engine's time went; `restore_ms`, spent on files, is part of `prompt_ms`."""
 
     queue_ms: Rounded = 0.0
     prompt_n: int = 0
@@ -255,6 +256,8 @@ class EngineTimingsOut(Reply):
     predicted_per_second: Rounded = 0.0
     draft_n: int = 0
     draft_n_accepted: int = 0
+    restore_ms: Rounded = 0.0
+    restore_gb_s: Rounded = 0.0
     ttft_ms: Rounded | None = None
 
 
@@ -315,7 +318,9 @@ class AnswerOut(Reply):
     mode_reason: str
     context: str
     degraded: tuple[str, ...]
-    miss_reason: str | None
+    cache_tier: CacheTier = Field(description="Where `usage.cached_tokens` were.")
+    miss_reason: str | None = Field(description="Why there were not more; `null` if all were.")
+    miss_field: str | None = Field(description="What differs, if it is `identity_differs`.")
     usage: UsageOut
     timings: Annotated[AskTimingsOut, BeforeValidator(AskTimingsOut.of_ask)]
     engine: EngineOut | None

@@ -23,11 +23,16 @@ from ragflash.cli.options import (
 )
 from ragflash.cli.output import Output, Tracker
 from ragflash.cli.parts import SCOPE, find_document, library_and_engine
+from ragflash.engine.cache import CacheMiss, CacheTier
 from ragflash.rag.records import Answer, AskMode, AskRequest, AskStatus, Citation
 from ragflash.settings import load_settings
 
 if TYPE_CHECKING:
     from ragflash.rag.answer import Answerer
+
+
+_SOURCES = {CacheTier.NONE: "the cache", CacheTier.DEVICE: "the cache", CacheTier.FILE: "a file"}
+_ORDINARY_MISSES = frozenset({None, CacheMiss.NONE_STORED, CacheMiss.PREFIX_DIFFERS})
 
 
 class EngineChoice(StrEnum):
@@ -132,7 +137,12 @@ def _describe_work(answer: Answer) -> str:
     timings, usage = answer.timings, answer.usage
     parts = [f"mode {answer.mode} ({answer.mode_reason})"]
     if timings.engine is not None:
-        parts.append(f"{usage.prompt_tokens} prompt tokens, {usage.cached_tokens} from the cache")
+        cached = f"{usage.cached_tokens} from {_SOURCES[answer.cache_tier]}"
+        parts.append(f"{usage.prompt_tokens} prompt tokens, {cached}")
+        if timings.engine.restore_ms:
+            parts.append(f"restored in {timings.engine.restore_ms / 1000:.2f} s")
+        if answer.miss_reason not in _ORDINARY_MISSES:
+            parts.append(f"not reused: {answer.miss_reason} {answer.miss_field or ''}".rstrip())
     if timings.engine is not None and timings.engine.draft_n:
         parts.append(f"{timings.engine.draft_n_accepted} of {timings.engine.draft_n} drafts taken")
     if timings.ttft_ms is not None:

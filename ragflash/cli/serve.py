@@ -137,6 +137,8 @@ def _load(settings: Settings, services: Services, parts: ExitStack, server: uvic
         engine = start_model(settings, archive)
         parts.callback(engine.close)
         slot.client = engine
+        if archive is not None and slot.sessions is not None:
+            services.provide_sessions(slot.sessions, archive.counts)
         services.provide_engine(engine, Answerer(library, engine))
         loaded = True
     finally:

@@ -11,8 +11,7 @@ from ragflash.errors import StorageError
 from ragflash.settings import Settings
 
 if TYPE_CHECKING:
-    from ragflash.kvcache.archive import SegmentArchive
-    from ragflash.sessions import SessionFolder
+    from ragflash.sessions import FolderArchive, SessionFolder
 
 _log = logging.getLogger(__name__)
 
@@ -28,7 +27,7 @@ class Slot(Protocol):
 
 
 @contextmanager
-def session_archive(settings: Settings, slot: Slot) -> "Iterator[SegmentArchive | None]":
+def session_archive(settings: Settings, slot: Slot) -> "Iterator[FolderArchive | None]":
     """Open the files for an engine that is closed before they are; `None` where none are kept."""
     from ragflash.sessions import FolderArchive  # noqa: PLC0415  (with the engine, not before)
 

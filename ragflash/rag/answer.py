@@ -16,6 +16,7 @@ from contextlib import aclosing
 from dataclasses import dataclass, field
 
 from ragflash import metrics
+from ragflash.engine.cache import CacheTier
 from ragflash.engine.client import EngineClient
 from ragflash.engine.request import (
     Failed,
@@ -28,12 +29,13 @@ from ragflash.engine.request import (
     QuoteSpan,
     Usage,
 )
-from ragflash.errors import InputError, QuestionBlank
+from ragflash.errors import EngineError, InputError, QuestionBlank
 from ragflash.rag.claims import supported_text
 from ragflash.rag.context import ContextPart, build_messages
 from ragflash.rag.evidence import Evidence, gather, select
 from ragflash.rag.library import Library
 from ragflash.rag.plan import Plan, plan
+from ragflash.rag.prefill import miss_of, prefill
 from ragflash.rag.quotes import cite, locate
 from ragflash.rag.records import (
     Answer,
@@ -47,6 +49,7 @@ from ragflash.rag.records import (
     Citation,
     CitationFound,
     DocumentRecord,
+    Prefilled,
     Scope,
     SearchHit,
 )
@@ -148,6 +151,16 @@ class Answerer:
         for last in self._conclude(run):
             yield last
 
+    async def prefill(
+        self, scope: Scope, document_id: str
+    ) -> AsyncGenerator[AskStatus | Prefilled, None]:
+        """Read a document before anybody asks; see `rag.prefill.prefill`."""
+        if self._engine is None:
+            raise EngineError("there is no model to read a document with")
+        async with aclosing(prefill(self._library, self._engine, scope, document_id)) as events:
+            async for event in events:
+                yield event
+
     def _search(self, run: _Run) -> list[SearchHit]:
         ids = tuple(record.id for record in run.plan.records)
         if not ids:
@@ -179,7 +192,7 @@ class Answerer:
                     raise event.error
                 elif isinstance(event, Finished):
                     run.finished = event
-                    metrics.FIRST_TOKEN_SECONDS.observe(event.timings.ttft_ms / 1000)
+                    metrics.count_prompt(event.timings.ttft_ms / 1000, event.tier, miss_of(event))
         yield AskStatus("answering")
 
     def _context(self, run: _Run) -> list[ContextPart]:
@@ -237,7 +250,9 @@ class Answerer:
             timings=timings,
             engine=self._engine.info() if self._engine is not None and uses_engine else None,
             dropped_quotes=run.dropped_quotes,
-            miss_reason=_miss_reason(finished),
+            cache_tier=finished.tier if finished else CacheTier.NONE,
+            miss_reason=miss_of(finished) if finished else None,
+            miss_field=finished.miss_field if finished else None,
         )
 
 
@@ -255,12 +270,6 @@ def _record(answer: Answer) -> None:
         "ms": round(answer.timings.total_ms),
     }
     _log.info("question answered", extra=fields)
-
-
-def _miss_reason(finished: Finished | None) -> str | None:
-    if finished is None or finished.usage.cached_tokens > 0:
-        return None
-    return finished.miss_reason
 
 
 def refusal() -> str:

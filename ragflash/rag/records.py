@@ -7,6 +7,7 @@ exclusive.
 from dataclasses import dataclass, field
 from enum import StrEnum
 
+from ragflash.engine.cache import CacheTier
 from ragflash.engine.request import EngineInfo, Timings, Usage
 
 DEFAULT_COLLECTION = "default"
@@ -278,7 +279,9 @@ class Answer:
         context: `single`, `bundle` or `retrieved`.
         dropped_quotes: Quotes that were not found in the source and so did not leave.
         degraded: What was asked of the engine and could not be honoured.
-        miss_reason: Why the document was not read from the cache; `None` on a hit.
+        cache_tier: Where what was not computed again was: `device`, `file` or `none`.
+        miss_reason: Why the cache had not all that was read; `None` when it had.
+        miss_field: What differs where the reason is that something else was computed.
     """
 
     id: str
@@ -294,7 +297,27 @@ class Answer:
     engine: EngineInfo | None
     dropped_quotes: int = 0
     degraded: tuple[str, ...] = ()
+    cache_tier: CacheTier = CacheTier.NONE
     miss_reason: str | None = None
+    miss_field: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Prefilled:
+    """A document has been read as far as every question about it is read alike.
+
+    Attributes:
+        usage: Nothing of `cached_tokens` had to be computed.
+        total_ms: That it took.
+        cache_tier: Where those were.
+        miss_reason: Why there were not more.
+    """
+
+    document_id: str
+    usage: Usage
+    total_ms: float
+    cache_tier: CacheTier
+    miss_reason: str | None
 
 
 @dataclass(frozen=True, slots=True)

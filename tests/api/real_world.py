@@ -7,6 +7,7 @@ from pathlib import Path
 from ragflash.api.deps import Asker
 from ragflash.rag.ingest import DocumentParser
 from ragflash.rag.library import Library, LibraryConfig
+from ragflash.sessions import ArchiveCounts
 from tests.api.fakes import FakeAnswerer, World
 from tests.rag.conftest import HashEmbedder
 
@@ -27,5 +28,6 @@ def real_world(
         closing(Library.open(config, HashEmbedder(), parser=parser)) as library,
     ):
         world.services.provide_library(library)
+        world.services.provide_sessions(world.sessions, lambda: ArchiveCounts(0, 0, 0, 0))
         world.services.provide_engine(world.engine, answerer(library))
         yield world

@@ -1,9 +1,10 @@
-from dataclasses import fields
+from dataclasses import fields, replace
 
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from ragflash import metrics
+from ragflash.engine.cache import CacheMiss, CacheTier
 from ragflash.engine.stats import EngineStats
 from tests.api.fakes import World
 
@@ -97,9 +98,27 @@ def test_labels_hold_nothing_of_documents_or_questions(world: World) -> None:
         assert word not in shown
 
 
+def test_session_files_are_counted(world: World) -> None:
+    world.sessions.add(())
+    told = samples(world)
+    values = [told[name,] for _, name, _ in metrics.SESSION_METRICS.values()]
+    assert values == [1, 8192, 3, 5, 1, 2, 3, 4]
+
+
+def test_prompts_are_counted_by_tier_and_misses_by_reason(world: World) -> None:
+    def chat() -> None:
+        body = {"model": "ragflash", "messages": [{"role": "user", "content": "Hello"}]}
+        assert world.send("POST", "/v1/chat/completions", json=body).status_code == 200
+
+    restored = {"tier": CacheTier.FILE, "miss_reason": CacheMiss.EVICTED}
+    world.engine.script[-1] = replace(world.engine.script[-1], **restored)
+    assert grown(world, "ragflash_prompts_total", "file", by=chat) == 1
+    assert grown(world, "ragflash_prompt_misses_total", "evicted", by=chat) == 1
+
+
 def test_what_is_not_loaded_is_left_out() -> None:
     bare = World(loaded=False)
     names = {family.name for family in families(bare)}
     assert {"ragflash_ready", "ragflash_http_requests"} <= names
-    assert not {"ragflash_sequences_running", "ragflash_documents"} & names
+    assert not {"ragflash_sequences_running", "ragflash_documents", "ragflash_sessions"} & names
     bare.library.close()

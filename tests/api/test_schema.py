@@ -36,7 +36,8 @@ def before_generate_path_parameters(context, strategy):
 
 
 def serve(world: World, document_id: str, job_id: str) -> None:
-    KNOWN.update(document_id=document_id, job_id=job_id)
+    session_id = world.sessions.add((document_id,))
+    KNOWN.update(document_id=document_id, job_id=job_id, session_id=session_id)
     schema.app.state.services = world.services
 
 
@@ -61,9 +62,9 @@ def real(tmp_path_factory) -> Iterator[World]:
 @schema.parametrize()
 @settings(max_examples=5, deadline=None, derandomize=True, database=None)
 def test_routes_keep_to_their_document(case, fake: World):
-    before = dict(fake.library.records), dict(fake.library.jobs)
+    before = dict(fake.library.records), dict(fake.library.jobs), dict(fake.sessions.infos)
     case.call_and_validate(headers=HEADERS, excluded_checks=TOO_STRICT)
-    fake.library.records, fake.library.jobs = before
+    fake.library.records, fake.library.jobs, fake.sessions.infos = before
 
 
 @pytest.mark.slow

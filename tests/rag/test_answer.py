@@ -174,7 +174,7 @@ def test_an_ask_without_the_engine_sends_it_nothing(shelf):
 
 def test_the_reply_says_what_the_engine_did(shelf):
     shelf.add(PUMP)
-    engine = ScriptedEngine(cached_tokens=10)
+    engine = ScriptedEngine(cached_tokens=10, miss=None)
     answer = answered(shelf, engine)
     assert answer.engine == engine.info()
     assert (answer.usage.prompt_tokens, answer.usage.cached_tokens) == (40, 10)

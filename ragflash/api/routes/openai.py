@@ -18,6 +18,7 @@ from ragflash.api.deps import Provided
 from ragflash.api.openai_schemas import (
     FINISH_REASONS,
     ChatBody,
+    cache_body,
     logprobs_body,
     timings_body,
     usage_body,
@@ -97,7 +98,9 @@ async def _ended(
                     yield number, event
                 case Finished():
                     num_ended += 1
-                    metrics.FIRST_TOKEN_SECONDS.observe(event.timings.ttft_ms / 1000)
+                    metrics.count_prompt(
+                        event.timings.ttft_ms / 1000, event.tier, event.miss_reason
+                    )
                     yield number, event
     if num_ended < num_choices:
         raise EngineError("the engine ended the request without a result")
@@ -112,7 +115,7 @@ async def _finish(
 
 
 class _Reply:
-    """One reply in OpenAI's shapes; `timings` and `engine` are ours, and clients ignore them."""
+    """One reply in OpenAI's shapes; what is not of these is ours, and clients ignore it."""
 
     def __init__(
         self,
@@ -143,6 +146,7 @@ class _Reply:
             "choices": choices,
             "usage": usage_body(total_usage(finished)),
             "timings": timings_body(total_timings(finished)),
+            **cache_body(finished[0]),
             "engine": self._engine,
         }
 
@@ -192,7 +196,7 @@ class _Reply:
         self, end: dict[str, Any], finished: Sequence[Finished], *, include_usage: bool
     ) -> list[bytes]:
         timings = timings_body(total_timings(finished))
-        end = end | {"timings": timings, "engine": self._engine}
+        end = end | {"timings": timings, **cache_body(finished[0]), "engine": self._engine}
         usage = usage_body(total_usage(finished))
         if not include_usage:
             return [encode(end | {"usage": usage}), _DONE]

@@ -1,0 +1,134 @@
+"""Remembered prompts: look at their files, keep or remove them, read a document beforehand."""
+
+from collections.abc import AsyncGenerator
+from contextlib import aclosing, suppress
+
+from fastapi import APIRouter, Request
+from fastapi.responses import Response
+
+from ragflash.api.deps import CallerScope, Provided, Services
+from ragflash.api.openapi import refusals
+from ragflash.api.session_schemas import PrefilledOut, SessionListOut, SessionOut
+from ragflash.api.sse import STREAMED, EventStream, encode, until_disconnect
+from ragflash.errors import NotFound
+from ragflash.rag.records import AskStatus, Prefilled, Scope
+from ragflash.sessions import SessionInfo
+
+router = APIRouter(tags=["sessions"])
+
+
+@router.get("/v1/sessions", responses=refusals(503))
+def list_sessions(scope: CallerScope, services: Provided) -> SessionListOut:
+    """List the files of remembered prompts, the last used first."""
+    enabled = services.keeps_sessions
+    found = _visible(services, scope) if enabled else []
+    return SessionListOut(
+        enabled=enabled,
+        file_bytes=sum(info.size_bytes for info in found),
+        data=tuple(_described(services, scope, info) for info in found),
+    )
+
+
+@router.post("/v1/sessions/{session_id}/pin", responses=refusals(404, 409, 503))
+def pin_session(session_id: str, scope: CallerScope, services: Provided) -> SessionOut:
+    """Keep a file, and those before it in the prompt, when room has to be made."""
+    _find(services, scope, session_id)
+    services.sessions.pin(session_id)
+    return _described(services, scope, _find(services, scope, session_id))
+
+
+@router.delete("/v1/sessions/{session_id}/pin", responses=refusals(404, 409, 503))
+def unpin_session(session_id: str, scope: CallerScope, services: Provided) -> SessionOut:
+    """Let a file go when room has to be made; one that is not pinned stays as it is."""
+    _find(services, scope, session_id)
+    services.sessions.unpin(session_id)
+    return _described(services, scope, _find(services, scope, session_id))
+
+
+@router.delete("/v1/sessions/{session_id}", status_code=204, responses=refusals(404, 409, 503))
+def delete_session(session_id: str, scope: CallerScope, services: Provided) -> None:
+    """Remove a file and all that follow it in a prompt, pinned or not.
+
+    What memory has is still used, and written again with its next use. To have a document's text
+    gone for good, delete the document.
+    """
+    _find(services, scope, session_id)
+    services.sessions.delete(session_id)
+
+
+@router.post(
+    "/v1/documents/{document_id}/prefill",
+    response_model=PrefilledOut,
+    responses=refusals(400, 404, 409, 422, 429, 503) | STREAMED,
+)
+async def prefill_document(
+    document_id: str,
+    scope: CallerScope,
+    services: Provided,
+    request: Request,
+    *,
+    stream: bool = False,
+) -> Response | PrefilledOut:
+    """Read a document, so that the first question about it need not wait for that.
+
+    It is written to its file within seconds of the reply. With `stream` the events are `status`
+    and, last, `prefilled` (the same object as without) or `error`. Leaving cancels the work.
+    """
+    _ = services.sessions
+    events = services.answerer.prefill(scope, document_id)
+    if stream:
+        return _stream(events, request.url.path, services.config.heartbeat_s)
+    return PrefilledOut.of(await until_disconnect(request.receive, _last(events)))
+
+
+def _visible(services: Services, scope: Scope) -> list[SessionInfo]:
+    """List what only documents of collections in the scope have to do with."""
+    return [
+        info
+        for info in services.sessions.list()
+        if all(collection_id in scope for collection_id in info.namespace.split("\x1f"))
+    ]
+
+
+def _find(services: Services, scope: Scope, session_id: str) -> SessionInfo:
+    for info in _visible(services, scope):
+        if info.id == session_id:
+            return info
+    raise NotFound(f"there is no session {session_id!r}")
+
+
+def _described(services: Services, scope: Scope, info: SessionInfo) -> SessionOut:
+    names: dict[str, str] = {}
+    for document_id in info.source_ids:
+        with suppress(NotFound):  # deleted a moment ago
+            names[document_id] = services.library.get(scope, document_id).name
+    return SessionOut.of_file(info, names)
+
+
+async def _last(events: AsyncGenerator[AskStatus | Prefilled, None]) -> Prefilled:
+    async with aclosing(events):
+        async for event in events:
+            if isinstance(event, Prefilled):
+                return event
+    raise AssertionError("a prefill ends with its result or an error")
+
+
+def _stream(
+    events: AsyncGenerator[AskStatus | Prefilled, None], path: str, beat_s: float
+) -> EventStream:
+    last = _encode(AskStatus("queued"))
+
+    async def encoded() -> AsyncGenerator[bytes, None]:
+        nonlocal last
+        async with aclosing(events):
+            async for event in events:
+                last = _encode(event)
+                yield last
+
+    return EventStream(encoded(), path=path, beat=lambda: last, beat_s=beat_s, error_event="error")
+
+
+def _encode(event: AskStatus | Prefilled) -> bytes:
+    if isinstance(event, Prefilled):
+        return encode(PrefilledOut.of(event).model_dump_json(), "prefilled")
+    return encode({"stage": event.stage, "done": event.done, "total": event.total}, "status")

@@ -1,0 +1,105 @@
+import pytest
+
+from ragflash.engine.cache import CacheTier
+from ragflash.rag.records import AskStatus
+from tests.api.fakes import World, events_of
+
+
+def test_sessions_are_listed_with_the_names_of_their_documents(world: World) -> None:
+    document = world.add_text()
+    world.sessions.add(())
+    world.sessions.add((document,))
+    world.sessions.add((document, "doc_gone"))
+    listed = world.send("GET", "/v1/sessions").json()
+    assert (listed["enabled"], listed["file_bytes"]) == (True, 3 * 8192)
+    assert [found["kind"] for found in listed["data"]] == ["prompt", "document", "bundle"]
+    assert listed["data"][2]["documents"] == [
+        {"id": document, "name": "law.txt"},
+        {"id": "doc_gone", "name": None},
+    ]
+    shown = listed["data"][1]
+    assert (shown["tokens"], shown["end_tokens"], shown["prefill_seconds"]) == (30, 40, 1.5)
+    assert (shown["created_ms"], shown["last_used_ms"]) == (100_000, 200_250)
+
+
+def test_what_other_collections_have_a_part_in_is_not_there(world: World) -> None:
+    hidden = world.sessions.add(("doc_1",), namespace="default\x1fother")
+    assert world.send("GET", "/v1/sessions").json()["data"] == []
+    for method, path in (("POST", "/pin"), ("DELETE", "/pin"), ("DELETE", "")):
+        reply = world.send(method, f"/v1/sessions/{hidden}{path}")
+        assert (reply.status_code, reply.json()["code"]) == (404, "not_found")
+    assert hidden in world.sessions.infos
+
+
+def test_a_session_is_pinned_unpinned_and_deleted(world: World) -> None:
+    id_ = world.sessions.add(())
+    assert world.send("POST", f"/v1/sessions/{id_}/pin").json()["pinned"] is True
+    assert world.send("DELETE", f"/v1/sessions/{id_}/pin").json()["pinned"] is False
+    assert world.send("DELETE", f"/v1/sessions/{id_}").status_code == 204
+    assert world.send("DELETE", f"/v1/sessions/{id_}").status_code == 404
+
+
+def test_a_document_is_read_before_anybody_asks(world: World) -> None:
+    document = world.add_text()
+    reply = world.send("POST", f"/v1/documents/{document}/prefill")
+    assert reply.json() == {
+        "object": "prefilled",
+        "document": document,
+        "usage": {"prompt_tokens": 40, "completion_tokens": 0, "cached_tokens": 10},
+        "total_ms": 12.346,
+        "cache_tier": "device",
+        "miss_reason": "none_stored",
+    }
+
+
+def test_its_progress_can_be_followed(world: World) -> None:
+    document = world.add_text()
+    world.answerer.script = [AskStatus("reading", 40, 40)]
+    reply = world.send("POST", f"/v1/documents/{document}/prefill?stream=true")
+    events = events_of(reply)
+    assert [name for name, _ in events] == ["status", "status", "prefilled"]
+    assert '"done":40' in events[1][1]
+
+
+@pytest.mark.parametrize("query", ["", "?stream=true"])
+def test_an_unknown_document_cannot_be_read(world: World, query) -> None:
+    reply = world.send("POST", f"/v1/documents/doc_9/prefill{query}")
+    assert (reply.status_code, reply.json()["code"]) == (404, "not_found")
+
+
+def test_without_sessions_there_are_none_and_the_rest_says_why() -> None:
+    world = World(keeps_sessions=False)
+    document = world.add_text()
+    listed = world.send("GET", "/v1/sessions").json()
+    assert listed == {"object": "list", "enabled": False, "file_bytes": 0, "data": []}
+    for method, path in (
+        ("POST", "/v1/sessions/00/pin"),
+        ("DELETE", "/v1/sessions/00/pin"),
+        ("DELETE", "/v1/sessions/00"),
+        ("POST", f"/v1/documents/{document}/prefill"),
+    ):
+        reply = world.send(method, path)
+        assert reply.status_code == 409
+        assert "RAGFLASH_SESSIONS_GB" in reply.json()["detail"]
+    assert world.answerer.prefills == []
+    world.library.close()
+
+
+def test_while_the_model_loads_it_is_not_known_whether_there_are_any() -> None:
+    bare = World(loaded=False)
+    for method, path in (("GET", "/v1/sessions"), ("POST", "/v1/sessions/00/pin")):
+        reply = bare.send(method, path)
+        assert (reply.status_code, reply.json()["code"]) == (503, "not_ready")
+    bare.library.close()
+
+
+def test_replies_say_where_the_prompt_came_from(world: World) -> None:
+    asked = world.send("POST", "/v1/ask", json={"question": "How long?"}).json()
+    assert (asked["cache_tier"], asked["miss_reason"], asked["miss_field"]) == ("none", None, None)
+    assert asked["timings"]["restore_ms"] == 0
+    body = {"model": "ragflash", "messages": [{"role": "user", "content": "Hello"}]}
+    chat = world.send("POST", "/v1/chat/completions", json=body).json()
+    assert CacheTier(chat["cache_tier"]) is CacheTier.NONE
+    assert {"miss_reason", "miss_field"} <= chat.keys()
+    streamed = world.send("POST", "/v1/chat/completions", json=body | {"stream": True}).text
+    assert streamed.count('"cache_tier":"none"') == 1
