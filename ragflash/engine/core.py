@@ -292,11 +292,9 @@ class EngineCore:
 
     def _save(self, sequence: Sequence) -> None:
         """Have all segments written that the cache has and files have not, or not any more."""
-        num_segments = bisect_right(sequence.ends, sequence.committed)
-        if self._files is not None and num_segments and sequence.job.request.cache:
-            segments = sequence.job.prompt.segments[:num_segments]
-            tokens = [segment.token_ids for segment in segments]
-            self._files.save(tokens, sequence.job.request.namespace)
+        segments = sequence.archived_segments[: bisect_right(sequence.ends, sequence.committed)]
+        if self._files is not None and segments and sequence.job.request.cache:
+            self._files.save(segments, sequence.job.request.namespace)
 
     def _emit(self, sequence: Sequence) -> None:
         """Send new text, and the end when it is reached."""

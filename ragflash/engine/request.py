@@ -15,10 +15,14 @@ from ragflash.errors import InputError, RagflashError
 
 
 class SegmentKind(StrEnum):
-    """Role of a run of text in a prompt; prompts are ordered as listed here."""
+    """Role of a run of text in a prompt; prompts are ordered as listed here.
+
+    Passages were chosen for one question: they are remembered, and not kept in files.
+    """
 
     RULES = "rules"
     DOCUMENT = "document"
+    PASSAGES = "passages"
     CONVERSATION = "conversation"
     QUESTION = "question"
 

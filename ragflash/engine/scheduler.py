@@ -198,7 +198,7 @@ class Scheduler:
 
     def _restore(self, sequence: Sequence, known: SegmentHit | None) -> FileMiss | None:
         """Bring back what files have beyond memory; return why that is not more."""
-        wanted = sequence.stored_segments
+        wanted = sequence.archived_segments
         if self._files is None or (known is not None and known.num_segments >= len(wanted)):
             return None
         job, counters = sequence.job, sequence.counters

@@ -39,7 +39,8 @@ from ragflash.kvcache.segments import OpenSegment
 from ragflash.kvcache.table import KVTable
 from ragflash.speculative.drafter import Drafter
 
-STORED_KINDS = frozenset({SegmentKind.RULES, SegmentKind.DOCUMENT, SegmentKind.CONVERSATION})
+ARCHIVED_KINDS = frozenset({SegmentKind.RULES, SegmentKind.DOCUMENT, SegmentKind.CONVERSATION})
+STORED_KINDS = ARCHIVED_KINDS | {SegmentKind.PASSAGES}
 
 
 class Phase(StrEnum):
@@ -186,10 +187,10 @@ class Sequence:
         return at if self.job.prompt.segments[at].kind in STORED_KINDS else None
 
     @cached_property
-    def stored_segments(self) -> tuple[tuple[int, ...], ...]:
-        """Tokens of the segments at the start of the prompt that may all be stored."""
+    def archived_segments(self) -> tuple[tuple[int, ...], ...]:
+        """Tokens of the segments at the start of the prompt that may all be kept in files."""
         before = self.job.prompt.segments[:-1]
-        kept = takewhile(lambda segment: segment.kind in STORED_KINDS, before)
+        kept = takewhile(lambda segment: segment.kind in ARCHIVED_KINDS, before)
         return tuple(segment.token_ids for segment in kept)
 
     def end_segment(self) -> float:

@@ -68,4 +68,4 @@ def _passages_segment(parts: Sequence[ContextPart]) -> TextSegment:
             text += load("passage_head").render(name=part.record.name, page=str(page))
             spans.append(Span(part.record.source_id, start, len(text), end - start))
             text += part.document.text[start:end] + "\n\n"
-    return TextSegment(SegmentKind.DOCUMENT, text, tuple(spans))
+    return TextSegment(SegmentKind.PASSAGES, text, tuple(spans))

@@ -25,6 +25,7 @@ from ragflash.engine.request import (
     Finished,
     GenerateRequest,
     SegmentKind,
+    Span,
     TextSegment,
 )
 from ragflash.kvcache.identity import Identity
@@ -83,11 +84,10 @@ def engine_of(
         with toy_engine(make(), TOKENIZER, **options) as engine:
             yield engine
         return
-    with (
-        open_archive(path, limits, disk) as archive,
-        toy_engine(make(), TOKENIZER, archive=archive, identity=identity, **options) as engine,
-    ):
-        yield engine
+    with open_archive(path, limits, disk) as archive:
+        options |= {"archive": archive, "identity": identity}
+        with toy_engine(make(), TOKENIZER, **options) as engine:
+            yield engine
 
 
 def answer(engine: ToyEngine, request: GenerateRequest) -> Finished:
@@ -374,6 +374,15 @@ def test_parallel_requests_from_mixed_tiers_keep_to_their_documents(tmp_path):
                 archive.flush()
             assert {CacheTier.DEVICE, CacheTier.FILE} <= tiers
             engine.assert_pages_are_accounted_for()
+
+
+def test_passages_that_one_question_chose_are_remembered_and_not_written(tmp_path):
+    passages = TextSegment(SegmentKind.PASSAGES, text_of(300), (Span("d", 0, 0, 300),))
+    request = ask("what?", RULES, passages, max_tokens=4)
+    with engine_of("exact", tmp_path) as engine:
+        answer(engine, request)
+        assert answer(engine, request).usage.cached_tokens == len(RULES.text) + 300
+    assert len(files_of(tmp_path)) == 1, "the rules"
 
 
 def test_a_dropped_document_does_not_come_back_and_its_bytes_are_gone(tmp_path):

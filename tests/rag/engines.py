@@ -27,6 +27,7 @@ from ragflash.errors import RagflashError
 
 Range = tuple[str, int, int]  # source id, start, end
 
+OF_DOCUMENTS = {SegmentKind.DOCUMENT, SegmentKind.PASSAGES}
 TIMINGS = Timings(1.0, 30, 10, 20.0, 4, 40.0, 21.0, 3, 2, 33)
 
 
@@ -36,7 +37,7 @@ def segments(request: GenerateRequest) -> list[tuple[str, TextSegment]]:
 
 
 def documents(request: GenerateRequest) -> list[TextSegment]:
-    return [part for _, part in segments(request) if part.kind is SegmentKind.DOCUMENT]
+    return [part for _, part in segments(request) if part.kind in OF_DOCUMENTS]
 
 
 def rendered(request: GenerateRequest) -> str:

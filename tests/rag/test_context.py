@@ -66,11 +66,14 @@ def test_spans_point_at_equal_text_and_miss_nothing(given_parts, question):
 
 
 @given(parts(), st.text(max_size=30))
-def test_the_order_is_rules_documents_question(given_parts, question):
+def test_the_order_is_rules_documents_passages_question(given_parts, question):
     messages = build_messages(given_parts, question, mark="m")
     assert [message.role for message in messages] == ["system", "user"]
     kinds = [segment.kind for segment in segments(messages)]
-    inside = [SegmentKind.DOCUMENT] * (len(kinds) - 2)
+    num_whole = sum(part.ranges is None for part in given_parts)
+    inside = [SegmentKind.DOCUMENT] * num_whole
+    if num_whole < len(given_parts):
+        inside.append(SegmentKind.PASSAGES)
     assert kinds == [SegmentKind.RULES, *inside, SegmentKind.QUESTION]
 
 
