@@ -96,7 +96,8 @@ def ask(
         from ragflash.bench import ask as bench  # noqa: PLC0415  (loads the store)
 
         with tempfile.TemporaryDirectory(prefix="ragflash-bench-") as folder:
-            settings = load_settings(data_dir=Path(folder), model=model)
+            # What is forgotten every other time must not come back from a file.
+            settings = load_settings(data_dir=Path(folder), model=model, sessions_gb=0)
             with parts.library_and_engine(settings) as (library, client):
                 assert client is not None
                 return bench.measure(
