@@ -15,6 +15,7 @@ from ragflash.cli import (
     reconcile,
     reindex,
     serve,
+    sessions,
 )
 from ragflash.cli.options import JsonOption
 from ragflash.cli.output import Output
@@ -33,6 +34,7 @@ app.command()(documents.ingest)
 app.command()(ask.ask)
 app.command()(documents.search)
 app.add_typer(documents.app, name="documents")
+app.add_typer(sessions.app, name="sessions")
 app.command()(reconcile.reconcile)
 app.command()(reindex.reindex)
 app.command("move-store")(move.move_store)

@@ -36,7 +36,7 @@ def session_archive(settings: Settings, slot: Slot) -> "Iterator[FolderArchive |
         return
     try:
         with _changing:
-            folder = slot.sessions = _open(settings)
+            folder = slot.sessions = open_sessions(settings)
     except StorageError as error:
         _log.warning("sessions are not kept", extra={"reason": str(error)})
         yield None
@@ -62,18 +62,23 @@ def forget_sessions(settings: Settings, slot: Slot, source_id: str) -> None:
         if slot.sessions is not None:
             slot.sessions.delete_source(source_id)
         elif _path(settings).is_dir():
-            folder = _open(settings)
+            folder = open_sessions(settings)
             try:
                 folder.delete_source(source_id)
             finally:
                 folder.close()
 
 
-def _open(settings: Settings) -> "SessionFolder":
+def open_sessions(settings: Settings, *, read_only: bool = False) -> "SessionFolder":
+    """Open the files without an engine; to be closed.
+
+    Raises:
+        StorageError: The folder cannot be made or listed.
+    """
     from ragflash.sessions import SessionFolder, SessionLimits  # noqa: PLC0415  (as above)
 
     limits = SessionLimits(quota_bytes=int(settings.sessions_gb * _GIB))
-    return SessionFolder.open(_path(settings), limits)
+    return SessionFolder.open(_path(settings), limits, read_only=read_only)
 
 
 def _path(settings: Settings) -> Path:

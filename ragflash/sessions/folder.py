@@ -58,7 +58,13 @@ class SessionFolder:
 
     @classmethod
     def open(
-        cls, path: Path, limits: SessionLimits, *, disk: Disk | None = None, num_readers: int = 4
+        cls,
+        path: Path,
+        limits: SessionLimits,
+        *,
+        disk: Disk | None = None,
+        num_readers: int = 4,
+        read_only: bool = False,
     ) -> Self:
         """Open or create a folder; whoever comes while a living process has it can only read.
 
@@ -67,6 +73,7 @@ class SessionFolder:
             limits: What files may take.
             disk: How files are reached.
             num_readers: Blocks that are read at once.
+            read_only: Leave the right to write to others, though nobody has it.
 
         Raises:
             StorageError: The folder cannot be made or listed.
@@ -74,7 +81,7 @@ class SessionFolder:
         disk = disk or Disk()
         with _storage_errors(f"the sessions in {path} cannot be used"):
             disk.make_folder(path)
-            lock = WriterLock.acquire(path / "lock")
+            lock = None if read_only else WriterLock.acquire(path / "lock")
             try:
                 folder = cls(disk, path, limits, lock, num_readers)
                 if lock:
