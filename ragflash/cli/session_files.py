@@ -16,6 +16,7 @@ if TYPE_CHECKING:
 _log = logging.getLogger(__name__)
 
 _GIB = 1 << 30
+_QUOTAS_A_DAY = 10  # written at most, for the sake of flash memory
 
 _changing = threading.Lock()  # of who has the folder open in this process
 
@@ -77,7 +78,8 @@ def open_sessions(settings: Settings, *, read_only: bool = False) -> "SessionFol
     """
     from ragflash.sessions import SessionFolder, SessionLimits  # noqa: PLC0415  (as above)
 
-    limits = SessionLimits(quota_bytes=int(settings.sessions_gb * _GIB))
+    quota_bytes = int(settings.sessions_gb * _GIB)
+    limits = SessionLimits(quota_bytes=quota_bytes, daily_write_bytes=_QUOTAS_A_DAY * quota_bytes)
     return SessionFolder.open(_path(settings), limits, read_only=read_only)
 
 
