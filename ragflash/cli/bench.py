@@ -7,7 +7,8 @@ calls it through `_run`.
 import os
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -20,6 +21,7 @@ from ragflash.cli import parts
 from ragflash.cli.demo import GUIDE, GUIDE_QUESTIONS, MANUAL
 from ragflash.cli.options import DeviceOption, JsonOption, KvFormat, ModelOption, VramOption
 from ragflash.cli.output import Output, Tracker
+from ragflash.cli.session_files import session_archive
 from ragflash.errors import NotFound
 from ragflash.gguf.packaged import packaged_model_path
 from ragflash.samples import sample_path
@@ -105,6 +107,45 @@ def ask(
                 )
 
     _run("ask", run, out=out, as_json=as_json)
+
+
+@app.command()
+def sessions(
+    *,
+    pairs: Annotated[
+        int, typer.Option(min=record.LEAST_PAIRS, help="Readings of each figure.")
+    ] = record.LEAST_PAIRS,
+    tokens: Annotated[int, typer.Option(min=1000, help="Of the document.")] = 6000,
+    folder: Annotated[
+        Path | None, typer.Option(help="On the disk that is meant; a temporary one if left out.")
+    ] = None,
+    model: ModelOption = None,
+    out: OutOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Time questions about a document that is unread, in memory, and in a file after a restart."""
+
+    def run(track: Tracker) -> record.Measurement:
+        from ragflash.bench import sessions as bench  # noqa: PLC0415  (imports torch: seconds)
+
+        with tempfile.TemporaryDirectory(prefix="ragflash-bench-", dir=folder) as made:
+            settings = load_settings(data_dir=Path(made), model=model)
+
+            @contextmanager
+            def start(keeps: bool) -> Iterator[bench.Running]:  # noqa: FBT001  (of `Start`)
+                slot = parts.EngineSlot()
+                chosen = settings if keeps else settings.model_copy(update={"sessions_gb": 0.0})
+                with session_archive(chosen, slot) as archive:
+                    client = parts.start_model(chosen, archive)
+                    try:
+                        yield bench.Running(client, archive.flush if archive else lambda: None)
+                    finally:
+                        client.close()
+
+            sizes = bench.Sizes(document_tokens=tokens, pairs=pairs)
+            return bench.measure(start, Path(made) / "sessions", sizes, track)
+
+    _run("sessions", run, out=out, as_json=as_json)
 
 
 @app.command()
