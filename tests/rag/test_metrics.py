@@ -14,7 +14,7 @@ ENDS = ("done", "failed")
 
 def value(name: str, **labels: str) -> float:
     """Read one number out of the exposition."""
-    shown = metrics.exposition(is_ready=True, engine=None, documents=None, jobs=None)
+    shown = metrics.exposition(is_ready=True, engine=None, documents=None, jobs=None, sessions=None)
     return sum(
         sample.value
         for family in text_string_to_metric_families(shown.decode())
