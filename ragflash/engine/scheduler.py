@@ -11,9 +11,9 @@ import time
 from collections import deque
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from ragflash.engine.cache import CacheMiss
-from ragflash.engine.file_tier import FileTier
 from ragflash.engine.sequence import Cache, Phase, Sequence
 from ragflash.errors import EngineOverloaded
 from ragflash.kvcache.allocator import PagesExhausted
@@ -27,6 +27,9 @@ from ragflash.kvcache.segments import (
     SegmentStore,
 )
 from ragflash.kvcache.table import KVTable
+
+if TYPE_CHECKING:
+    from ragflash.engine.file_tier import FileTier  # imports torch
 
 _MISSES = {
     MissReason.NONE_STORED: CacheMiss.NONE_STORED,
@@ -65,7 +68,7 @@ class Scheduler:
         max_slots: int,
         chunk_tokens: int,
         score_tokens: int | None = None,
-        files: FileTier | None = None,
+        files: "FileTier | None" = None,
     ) -> None:
         self._allocators = allocators
         self._store = store
