@@ -54,12 +54,13 @@ class Settings(BaseSettings):
         "unset takes the packaged one.",
     )
     dtype: Literal["auto", "float32", "bfloat16"] = Field(
-        "auto", description="Type that the model computes in; auto takes the machine's fastest."
+        "auto",
+        description="Type that the model computes in on the processor; auto takes its fastest.",
     )
     weights: Literal["dense", "packed"] = Field(
         "dense",
-        description="`packed` leaves Q4_0, Q4_1 and Q4_K matrices packed: less memory, faster "
-        "decoding, products rounded to bfloat16.",
+        description="On the processor, `packed` leaves Q4_0, Q4_1 and Q4_K matrices packed: less "
+        "memory, faster decoding, products rounded to bfloat16.",
     )
     pre_tokenizer: str | None = Field(
         None,
@@ -107,7 +108,10 @@ class Settings(BaseSettings):
         32, ge=1, description="Requests that may wait for a slot; more are answered 429."
     )
     prefill_chunk_tokens: int = Field(
-        512, ge=16, description="Prompt tokens computed between two decoding steps."
+        512,
+        ge=16,
+        description="Prompt tokens computed between two decoding steps on the processor; on a card "
+        "they are 2048.",
     )
     threads: int = Field(0, ge=0, description="CPU threads of the engine; 0 takes every core.")
 

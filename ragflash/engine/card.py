@@ -9,6 +9,7 @@ import torch
 from ragflash.engine.device import explained_memory, limit_allocator, usable_bytes
 from ragflash.engine.host import KVFormatChoice
 from ragflash.engine.placed import Placed
+from ragflash.errors import SettingInvalid
 from ragflash.gguf.reader import GGUFFile
 from ragflash.kvcache.allocator import PageAllocator, PageForm, pages_for
 from ragflash.kvcache.formats import KVFormatName
@@ -23,6 +24,7 @@ from ragflash.kvcache.planner import (
 )
 from ragflash.models.device.graphs import ROW_COUNTS
 from ragflash.models.device.model import DeviceModel
+from ragflash.models.device.tables import MAX_ROWS
 from ragflash.models.known_formats import known_format
 from ragflash.models.registry import load_records
 from ragflash.models.shapes import model_shape
@@ -71,7 +73,12 @@ def place_on_card(file: GGUFFile, device: torch.device, options: CardOptions) ->
     Raises:
         DeviceMemoryShort: It does not fit; says with which settings it would.
         ModelError: The file cannot be run on a card.
+        SettingInvalid: More rows are to be verified than a tape has room for.
     """
+    if options.verify_rows > MAX_ROWS:
+        raise SettingInvalid(
+            f"verify_rows = {options.verify_rows}: a card verifies {MAX_ROWS} rows at most"
+        )
     plan = _plan(file, options)
     limit_allocator(plan)
     with explained_memory(plan):

@@ -5,7 +5,7 @@ import torch
 
 from ragflash.engine import device
 from ragflash.engine.card import CardOptions, card_format, place_on_card
-from ragflash.errors import DeviceMemoryShort, DeviceMissing, DeviceUnsupported
+from ragflash.errors import DeviceMemoryShort, DeviceMissing, DeviceUnsupported, SettingInvalid
 from ragflash.kvcache.planner import CONTEXT_BYTES, PlanOptions, plan_memory
 from ragflash.models.known_formats import remember_format
 from ragflash.models.shapes import model_shape, shape_file
@@ -119,4 +119,10 @@ def test_a_file_that_is_larger_than_the_card_is_refused_before_it_is_read(card):
     card.setattr("ragflash.engine.card.load_records", fail(AssertionError("it was read")))
     options = CardOptions(None, None, "tq3_0", max_slots=1, verify_rows=21)
     with pytest.raises(DeviceMemoryShort, match="a smaller model or quantisation"):
+        place_on_card(shape_file("qwen35-27b"), torch.device("cuda", 0), options)
+
+
+def test_no_more_rows_are_verified_than_a_tape_has_room_for():
+    options = CardOptions(None, None, "tq3_0", max_slots=1, verify_rows=33)
+    with pytest.raises(SettingInvalid, match="32 rows at most"):
         place_on_card(shape_file("qwen35-27b"), torch.device("cuda", 0), options)

@@ -225,3 +225,15 @@ def test_packed_pages_are_read_as_the_layers_read_them(pairs, name):
     chunks = [256, 256, 256, *[16] * 9]
     share = 0.12 if programme.is_recurrent else 0.04
     assert_near(feed_packed(programme, pages, chunks, text)[768:], expected[768:], share)
+
+
+def test_offsets_of_packed_keys_are_refused(pairs):
+    with GGUFFile.open(pairs("qwen3").path) as file:
+        decoder = load_records(file, CPU)
+    layout = decoder.kv_layout
+    offsets = [torch.zeros(layer.num_kv_heads, layer.head_dim) for layer in layout.layers]
+    pages = KVPages(PagePool(layout, 3), PackedPool(layout, "q8_0", 3, offsets=offsets))
+    with pytest.raises(ModelError, match="offsets"):
+        DeviceModel(
+            decoder, CPU, pages, max_slots=1, exact_pages=3, packed_pages=3, chunk_tokens=256
+        )

@@ -4,6 +4,7 @@ from collections.abc import Iterable, Sequence
 
 import torch
 
+from ragflash.errors import ModelError
 from ragflash.kvcache.allocator import PAGE_TOKENS, pages_for
 from ragflash.kvcache.pages import KVLayout, KVPages
 from ragflash.models.contract import ForwardBatch, Model, SequenceRows
@@ -37,6 +38,9 @@ class DeviceModel(Model):
         row_counts: Of captured steps; a step takes the smallest that is enough. With the largest
             alone every row is computed by the same instructions, whatever is computed beside it.
         dtype: Of many rows and the matrices that they are multiplied with.
+
+    Raises:
+        ModelError: A layer has no fused form, or packed keys have offsets.
     """
 
     def __init__(
@@ -52,6 +56,8 @@ class DeviceModel(Model):
         row_counts: tuple[int, ...] = ROW_COUNTS,
         dtype: torch.dtype = torch.bfloat16,
     ) -> None:
+        if pages.packed is not None and any(o is not None for o in pages.packed.offsets):
+            raise ModelError("a card does not add offsets of packed keys to scores yet")
         self._decoder = decoder
         self._device = device
         self._pages = pages
