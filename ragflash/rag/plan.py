@@ -92,6 +92,8 @@ def _mode(
                 limit_tokens=limit,
             )
         return AskMode.FULL, "asked for"
-    if records and needed <= limit:
+    if not records:
+        return AskMode.RETRIEVE, "there are no documents"
+    if needed <= limit:
         return AskMode.FULL, f"{needed} tokens fit the context of {limit}"
     return AskMode.RETRIEVE, f"{needed} tokens do not fit the context of {limit}"

@@ -81,6 +81,11 @@ def test_what_does_not_fit_is_retrieved_from():
     assert "4096" in chosen.reason
 
 
+def test_an_empty_library_is_not_said_to_be_too_long():
+    chosen = planned(Shelves(), ScriptedEngine())
+    assert (chosen.mode, chosen.reason) == (AskMode.RETRIEVE, "there are no documents")
+
+
 def test_documents_that_fit_alone_may_not_fit_together():
     library = Shelves(record("a", 2000), record("b", 2000))
     assert planned(library, ScriptedEngine()).mode is AskMode.RETRIEVE
