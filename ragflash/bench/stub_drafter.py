@@ -4,6 +4,7 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+from ragflash.engine.job import Job
 from ragflash.speculative.drafter import Draft
 
 
@@ -37,7 +38,14 @@ class StubDrafter:
         self.asked_at.append((time.perf_counter(), len(tokens) == self.num_drafted))
         return Draft(tuple(tokens), "stub")
 
-    def observe(self, num_drafted: int, num_accepted: int) -> None:
+    def observe(self, draft: Draft, accepted: Sequence[int]) -> None:
+        """See `Drafter`."""
+
+    def export_state(self) -> bytes:
+        """Return nothing: what it proposes was given to it."""
+        return b""
+
+    def load_state(self, state: bytes) -> None:
         """See `Drafter`."""
 
     def step_times_ms(self) -> list[float]:
@@ -52,6 +60,6 @@ class DrafterSlot:
     def __init__(self) -> None:
         self.drafter = StubDrafter((), 0, 0)
 
-    def __call__(self) -> StubDrafter:
+    def __call__(self, job: Job) -> StubDrafter:
         """Return the drafter of the next request."""
         return self.drafter

@@ -8,6 +8,7 @@ import torch
 from ragflash.engine.sequence import Sequence
 from ragflash.kvcache.allocator import pages_for
 from ragflash.models.contract import ForwardBatch, SequenceRows
+from ragflash.speculative.drafter import Draft
 
 
 @dataclass(frozen=True, slots=True)
@@ -16,19 +17,21 @@ class Rows:
 
     Attributes:
         token_ids: Pending tokens, then drafted ones.
-        draft: The drafted ones, or all of a target that is scored: they may be dropped.
         logit_rows: Rows whose logits are wanted, ascending.
+        num_draft: Last rows that may be dropped: drafted ones, or all of a target that is scored.
+        draft: What the drafter proposed, cut to what may follow; `None` when it was not asked.
     """
 
     sequence: Sequence
     token_ids: tuple[int, ...]
-    draft: tuple[int, ...]
     logit_rows: tuple[int, ...]
+    num_draft: int = 0
+    draft: Draft | None = None
 
     @property
     def num_pending(self) -> int:
         """Rows that are no draft."""
-        return len(self.token_ids) - len(self.draft)
+        return len(self.token_ids) - self.num_draft
 
 
 def build_batch(step: Run[Rows], device: torch.device | str) -> ForwardBatch:
@@ -51,7 +54,7 @@ def build_batch(step: Run[Rows], device: torch.device | str) -> ForwardBatch:
                 committed=committed,
                 pages=cache.table.pages[:num_pages],
                 logit_rows=rows.logit_rows,
-                num_draft=len(rows.draft),
+                num_draft=rows.num_draft,
                 packed_pages=packed_pages,
             )
         )

@@ -14,6 +14,7 @@ from ragflash.engine.device import DeviceChoice, choose_device
 from ragflash.engine.file_tier import FileTier
 from ragflash.engine.host import HostOptions, KVFormatChoice, place_on_host
 from ragflash.engine.identity import ModelText, identify
+from ragflash.engine.job import Job
 from ragflash.engine.placed import Placed
 from ragflash.engine.request import EngineInfo
 from ragflash.engine.runner import Runner
@@ -49,7 +50,7 @@ def start_engine(
     prefill_chunk_tokens: int = 512,
     threads: int | None = None,
     cache_dir: Path | None = None,
-    drafter_factory: Callable[[], Drafter] | None = None,
+    drafter_factory: Callable[[Job], Drafter] | None = None,
     exact: bool = False,
     archive: SegmentArchive | None = None,
 ) -> EngineClient:
@@ -135,7 +136,7 @@ class _Turns:
 
     max_slots: int
     chunk_tokens: int
-    drafter_factory: Callable[[], Drafter] | None
+    drafter_factory: Callable[[Job], Drafter] | None
     draft_tokens: int
 
 

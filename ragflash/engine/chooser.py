@@ -8,7 +8,7 @@ from ragflash.engine.sequence import Sequence
 
 
 class Chooser:
-    """What `verify_chain` asks: each row's token given all emitted before, and its emission.
+    """What `verify` asks: each row's token given all emitted before, and its emission.
 
     Args:
         sequence: Takes the tokens.

@@ -32,10 +32,12 @@ from ragflash.engine.tokens import Tokenizer
 from ragflash.errors import EngineOverloaded, GenerationCancelled, RagflashError
 from ragflash.kvcache.allocator import PagesExhausted
 from ragflash.kvcache.segments import SegmentStore
-from ragflash.speculative.drafter import Drafter
-from ragflash.speculative.verify import verify_chain
+from ragflash.speculative.drafter import Draft, Drafter
+from ragflash.speculative.verify import permitted, verify
 
 _log = logging.getLogger(__name__)
+
+_NO_DRAFT = Draft((), "none")
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,7 +63,7 @@ class EngineCore:
         store: Of segments.
         identity: All that stored keys and values depend on but tokens.
         vocabulary: Bytes of tokens, and those that end an answer.
-        drafter_factory: Makes the drafter of one sequence; `None` decodes plainly.
+        drafter_factory: Makes the drafter of a job's sequence; `None` decodes plainly.
         draft_tokens: Most drafted tokens of a sequence in a step, after one row that is not.
         files: Takes what is stored, so that it outlives the process.
     """
@@ -74,7 +76,7 @@ class EngineCore:
         store: SegmentStore,
         identity: str,
         vocabulary: Vocabulary,
-        drafter_factory: Callable[[], Drafter] | None = None,
+        drafter_factory: Callable[[Job], Drafter] | None = None,
         draft_tokens: int = 15,
         files: FileTier | None = None,
     ) -> None:
@@ -125,7 +127,7 @@ class EngineCore:
                 num_top=request.top_logprobs if request.logprobs else None,
             )
             if self._drafter_factory is not None and request.draft is DraftMode.AUTO:
-                drafter = self._drafter_factory()
+                drafter = self._drafter_factory(job)
         self._scheduler.add(Sequence(job, output, drafter))
 
     def step(self) -> None:
@@ -186,10 +188,12 @@ class EngineCore:
         pending = tuple(sequence.tokens[start : start + planned.num_rows])
         is_all = start + planned.num_rows == len(sequence.tokens)
         if not is_all or sequence.output is None or sequence.output.max_tokens == 0:
-            return Rows(sequence, pending, (), ())
+            return Rows(sequence, pending, ())
         draft = self._propose(sequence, len(pending))
-        logit_rows = range(len(pending) - 1, len(pending) + len(draft))
-        return Rows(sequence, pending + draft, draft, tuple(logit_rows))
+        num_drafted = 0 if draft is None else len(draft)
+        logit_rows = tuple(range(len(pending) - 1, len(pending) + num_drafted))
+        token_ids = pending if draft is None else pending + draft.token_ids
+        return Rows(sequence, token_ids, logit_rows, num_draft=num_drafted, draft=draft)
 
     def _lay_out_target(self, planned: PlannedRows) -> Rows:
         """Lay out the next rows of a target: each gives the probability of the token after it."""
@@ -198,26 +202,24 @@ class EngineCore:
         start = sequence.num_target_rows
         inputs = (sequence.tokens[-1], *sequence.target[:-1])
         token_ids = inputs[start : start + planned.num_rows]
-        return Rows(sequence, token_ids, token_ids, tuple(range(len(token_ids))))
+        num_rows = len(token_ids)
+        return Rows(sequence, token_ids, tuple(range(num_rows)), num_draft=num_rows)
 
-    def _propose(self, sequence: Sequence, num_pending: int) -> tuple[int, ...]:
+    def _propose(self, sequence: Sequence, num_pending: int) -> Draft | None:
         """Ask the drafter, and cut its proposal where no output could follow it."""
         output = sequence.output
         assert output is not None
         most_rows = min(1 + self._draft_tokens, sequence.room)
         budget = min(most_rows - num_pending, output.num_left - 1)
         if sequence.drafter is None or budget <= 0:
-            return ()
-        proposed = sequence.drafter.propose(sequence.tokens, budget).token_ids[:budget]
+            return None
+        draft = sequence.drafter.propose(sequence.tokens, budget).first(budget)
+        assert draft.is_chain, "batches lay out chains"
         num_tokens = len(self._vocabulary.token_bytes)
-        draft = []
-        for token_id in proposed:
-            if not 0 <= token_id < num_tokens:
-                break
-            draft.append(token_id)
-        if output.cursor is not None:
-            draft = draft[: output.cursor.num_permitted(draft)]
-        return tuple(draft)
+        draft = draft.without(
+            {at for at, token_id in enumerate(draft.token_ids) if not 0 <= token_id < num_tokens}
+        )
+        return draft if output.cursor is None else permitted(draft, output.cursor.num_permitted)
 
     def _verify_and_sample(self, step: Run[Rows], logits: torch.Tensor) -> list[int]:
         """Turn logits into output; return how many rows of each sequence are part of it."""
@@ -235,13 +237,13 @@ class EngineCore:
         if sequence.output is None:
             return self._score(sequence, logits)
         chooser = Chooser(sequence, logits)
-        accepted = verify_chain(rows.draft, chooser.choose, chooser.emit)
-        if rows.draft and sequence.drafter is not None:
-            sequence.drafter.observe(len(rows.draft), accepted)
+        accepted = verify(rows.draft or _NO_DRAFT, chooser.choose, chooser.emit)
+        if rows.draft is not None and sequence.drafter is not None:
+            sequence.drafter.observe(rows.draft, accepted)
             sequence.counters.drafted += len(rows.draft)
-            sequence.counters.accepted += accepted
+            sequence.counters.accepted += len(accepted)
         sequence.force()
-        return rows.num_pending + accepted
+        return rows.num_pending + len(accepted)
 
     def _score(self, sequence: Sequence, logits: torch.Tensor) -> int:
         """Take a target's next rows; return how many to commit: all if more follow, else none."""

@@ -21,9 +21,10 @@ from ragflash.kvcache.grid import Grid, PageAllocators
 from ragflash.kvcache.identity import Identity
 from ragflash.kvcache.pages import KVPages, PackedPool, PagePool
 from ragflash.kvcache.tree import SegmentTree
+from ragflash.speculative.drafter import Draft
 from tests.engine.toys import RawTemplate, StubDrafter
 
-Propose = Callable[[Sequence[int], int], Sequence[int]]
+Propose = Callable[[Sequence[int], int], Sequence[int] | Draft]
 
 
 @dataclass
@@ -148,8 +149,8 @@ def toy_engine(
         client.close()
 
 
-def remembering(draft: Propose, drafters: list[StubDrafter]) -> Callable[[], StubDrafter]:
-    def make() -> StubDrafter:
+def remembering(draft: Propose, drafters: list[StubDrafter]) -> Callable[[Job], StubDrafter]:
+    def make(job: Job) -> StubDrafter:
         drafters.append(StubDrafter(draft))
         return drafters[-1]
 

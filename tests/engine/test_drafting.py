@@ -8,7 +8,8 @@ import torch
 from ragflash.engine.request import DraftMode, FinishReason, SamplingParams
 from ragflash.engine.sampler import draw, uniform
 from ragflash.errors import ContextTooLong
-from ragflash.speculative.verify import verify_chain
+from ragflash.speculative.drafter import Draft
+from ragflash.speculative.verify import verify
 from tests.engine.harness import toy_engine
 from tests.engine.toys import (
     ToyModel,
@@ -139,7 +140,7 @@ def test_o04_sampling_keeps_the_target_distribution_with_looked_up_drafts(num_dr
     for position in range(num_draws):
         emitted = []
         choose = [draw(p, uniform(7, position)), 0].__getitem__
-        num_accepted = verify_chain((1,), choose, takes_all(emitted))
+        num_accepted = len(verify(Draft((1,), "lookup"), choose, takes_all(emitted)))
         accepted += num_accepted
         counts[emitted[0]] += 1
         if not num_accepted:

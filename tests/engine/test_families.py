@@ -84,7 +84,7 @@ def start(path: Path, drafter: StubDrafter) -> EngineClient:
         kv_bytes=64 << 20,
         prefill_chunk_tokens=96,
         threads=1,
-        drafter_factory=lambda: drafter,
+        drafter_factory=lambda job: drafter,
     )
 
 

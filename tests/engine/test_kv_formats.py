@@ -102,7 +102,7 @@ def test_drafts_do_not_change_an_answer(toys, name):
         return [t if (done + i) % 5 else (t + 1) % 256 for i, t in enumerate(rest)]
 
     drafter = StubDrafter(draft)
-    engine = start(toys(name), "q8_0", drafter_factory=lambda: drafter)
+    engine = start(toys(name), "q8_0", drafter_factory=lambda job: drafter)
     try:
         assert ask(engine, "How often?").token_ids == plain.token_ids
         assert sum(accepted for _, accepted in drafter.observed) > 0

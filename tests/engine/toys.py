@@ -229,15 +229,22 @@ def greedy_model(
 class StubDrafter:
     """Proposes what a function says, and remembers what it was told."""
 
-    def __init__(self, propose: Callable[[Sequence[int], int], Sequence[int]]) -> None:
+    def __init__(self, propose: Callable[[Sequence[int], int], Sequence[int] | Draft]) -> None:
         self._propose = propose
         self.observed: list[tuple[int, int]] = []
 
     def propose(self, history: Sequence[int], budget: int) -> Draft:
-        return Draft(tuple(self._propose(history, budget)), "stub")
+        proposed = self._propose(history, budget)
+        return proposed if isinstance(proposed, Draft) else Draft(tuple(proposed), "stub")
 
-    def observe(self, num_drafted: int, num_accepted: int) -> None:
-        self.observed.append((num_drafted, num_accepted))
+    def observe(self, draft: Draft, accepted: Sequence[int]) -> None:
+        self.observed.append((len(draft), len(accepted)))
+
+    def export_state(self) -> bytes:
+        return b""
+
+    def load_state(self, state: bytes) -> None:
+        pass
 
 
 def chain(next_token: Callable[[Sequence[int]], int]) -> Callable[[Sequence[int], int], list[int]]:
