@@ -16,7 +16,7 @@ from pydantic import (
     computed_field,
 )
 
-from ragflash.engine.cache import CacheTier
+from ragflash.engine.cache import CacheMiss, CacheTier
 from ragflash.rag.records import (
     AskMode,
     AskRequest,
@@ -319,7 +319,9 @@ class AnswerOut(Reply):
     context: str
     degraded: tuple[str, ...]
     cache_tier: CacheTier = Field(description="Where `usage.cached_tokens` were.")
-    miss_reason: str | None = Field(description="Why there were not more; `null` if all were.")
+    miss_reason: CacheMiss | None = Field(
+        description="Why text that is kept for later had to be computed; `null` if none had to be."
+    )
     miss_field: str | None = Field(description="What differs, if it is `identity_differs`.")
     usage: UsageOut
     timings: Annotated[AskTimingsOut, BeforeValidator(AskTimingsOut.of_ask)]

@@ -6,7 +6,7 @@ from typing import Literal
 from pydantic import Field
 
 from ragflash.api.schemas import Reply, Rounded, UsageOut
-from ragflash.engine.cache import CacheTier
+from ragflash.engine.cache import CacheMiss, CacheTier
 from ragflash.sessions import SessionInfo
 
 
@@ -77,4 +77,4 @@ class PrefilledOut(Reply):
     usage: UsageOut
     total_ms: Rounded
     cache_tier: CacheTier
-    miss_reason: str | None
+    miss_reason: CacheMiss | None

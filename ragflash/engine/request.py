@@ -187,6 +187,8 @@ class GenerateRequest:
         top_logprobs: With those of as many likeliest tokens, 0 to 20.
         variables: Names and values that the chat template is told besides, such as
             `enable_thinking`, which is false unless it is among them.
+        client_prefix: Whether what a client brings stands before the documents of the prompt, so
+            that what is stored of these for others does not fit; the reply gives it as the reason.
     """
 
     id: str
@@ -202,6 +204,7 @@ class GenerateRequest:
     logprobs: bool = False
     top_logprobs: int = 0
     variables: tuple[tuple[str, object], ...] = ()
+    client_prefix: bool = False
 
     def __post_init__(self) -> None:
         """Raise `InputError` for a number of log-probabilities outside its range."""
@@ -337,6 +340,7 @@ class Finished:
     """Terminal: the request is done and `text` is the whole output.
 
     Attributes:
+        miss_reason: Why something that is kept of prompts was computed; `None` when nothing was.
         miss_field: Of the identity, what differs where that is the reason.
         tier: Where the cached tokens were; `file` if some were in files.
         num_shown: Tokens that `text` shows something of: all but those of a stop.

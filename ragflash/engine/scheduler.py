@@ -7,6 +7,7 @@ prompt. Chunks end where segments and blocks of the grid end, so that a prompt w
 stored is computed in the same pieces as one that is not, whoever runs beside it.
 """
 
+import logging
 import time
 from collections import deque
 from collections.abc import Iterator
@@ -14,6 +15,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from ragflash.engine.cache import CacheMiss
+from ragflash.engine.request import GenerateRequest
 from ragflash.engine.sequence import Cache, Phase, Sequence
 from ragflash.errors import EngineOverloaded
 from ragflash.kvcache.allocator import PagesExhausted
@@ -30,6 +32,8 @@ from ragflash.kvcache.table import KVTable
 
 if TYPE_CHECKING:
     from ragflash.engine.file_tier import FileTier  # imports torch
+
+_log = logging.getLogger(__name__)
 
 _MISSES = {
     MissReason.NONE_STORED: CacheMiss.NONE_STORED,
@@ -127,6 +131,7 @@ class Scheduler:
         else:
             sequence.counters.cached_tokens = table.length
             sequence.counters.admitted_at = began_at
+            _log_reuse(sequence)
         sequence.phase = Phase.PREFILLING
         sequence.settle()
         sequence.end_segment()
@@ -177,10 +182,8 @@ class Scheduler:
         if not request.cache:
             sequence.miss_reason = CacheMiss.DISABLED
             return None
-        # The last segment is computed in any case: its last row gives the first token.
-        segments = [segment.token_ids for segment in sequence.job.prompt.segments[:-1]]
+        segments = sequence.stored_segments
         if not segments:
-            sequence.miss_reason = CacheMiss.NONE_STORED
             return None
         found = self._store.lookup(segments, identity=self._identity, namespace=request.namespace)
         miss = self._restore(sequence, None if isinstance(found, SegmentMiss) else found)
@@ -190,7 +193,10 @@ class Scheduler:
             )
         sequence.miss_reason = None if found.reason is None else _MISSES[found.reason]
         if miss is not None and miss.reason is not FileMissReason.NONE_STORED:
-            sequence.miss_reason, sequence.miss_field = CacheMiss(str(miss.reason)), miss.field
+            sequence.miss_reason, sequence.miss_field = CacheMiss(miss.reason.value), miss.field
+        is_moved = isinstance(request, GenerateRequest) and request.client_prefix
+        if sequence.miss_reason is not None and is_moved:
+            sequence.miss_reason, sequence.miss_field = CacheMiss.CLIENT_PREFIX, None
         if isinstance(found, SegmentMiss):
             return None
         try:
@@ -236,3 +242,19 @@ class Scheduler:
     def _close(self, opened: OpenSegment | None) -> None:
         if opened is not None:
             self._store.close(opened)
+
+
+def _log_reuse(sequence: Sequence) -> None:
+    """Say what of a prompt need not be computed, and why that is not more."""
+    if not sequence.job.request.cache:
+        return
+    fields = {
+        "request_id": sequence.job.trace,
+        "generation": sequence.id,
+        "prompt_tokens": sequence.num_prompt,
+        "cached_tokens": sequence.counters.cached_tokens,
+        "tier": str(sequence.tier),
+        "miss_reason": str(sequence.miss_reason or "none"),
+        "miss_field": sequence.miss_field or "none",
+    }
+    _log.info("prompt admitted", extra=fields)

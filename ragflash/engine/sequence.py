@@ -132,6 +132,13 @@ class Sequence:
         scored = len(self.logprobs)
         return self.job.targets[scored] if scored < len(self.job.targets) else None
 
+    @property
+    def tier(self) -> CacheTier:
+        """Where the cached tokens were."""
+        if self.counters.cached_tokens == 0:
+            return CacheTier.NONE
+        return CacheTier.FILE if self.counters.restored_tokens else CacheTier.DEVICE
+
     @cached_property
     def sampling(self) -> SamplingParams:
         """How its tokens are picked."""
@@ -187,11 +194,14 @@ class Sequence:
         return at if self.job.prompt.segments[at].kind in STORED_KINDS else None
 
     @cached_property
+    def stored_segments(self) -> tuple[tuple[int, ...], ...]:
+        """Tokens of the segments at the start of the prompt that may all be stored."""
+        return self._first_of(STORED_KINDS)
+
+    @cached_property
     def archived_segments(self) -> tuple[tuple[int, ...], ...]:
-        """Tokens of the segments at the start of the prompt that may all be kept in files."""
-        before = self.job.prompt.segments[:-1]
-        kept = takewhile(lambda segment: segment.kind in ARCHIVED_KINDS, before)
-        return tuple(segment.token_ids for segment in kept)
+        """Those of them that may all be kept in files."""
+        return self._first_of(ARCHIVED_KINDS)
 
     def end_segment(self) -> float:
         """Return the seconds since the segment before ended."""
@@ -237,7 +247,7 @@ class Sequence:
             timings=self._timings(),
             miss_reason=self.miss_reason,
             miss_field=self.miss_field,
-            tier=self._tier(),
+            tier=self.tier,
             quotes=output.quotes(self.job.prompt.source_ids) if output else (),
             num_shown=output.num_shown if output else 0,
             logprobs=tuple(output.logprobs) if output else (),
@@ -261,13 +271,14 @@ class Sequence:
             return self.ends[at]
         return len(self.tokens) if self.output is not None else self.prefill_end
 
+    def _first_of(self, kinds: frozenset[SegmentKind]) -> tuple[tuple[int, ...], ...]:
+        # The last segment is computed in any case: its last row gives the first token.
+        before = self.job.prompt.segments[:-1]
+        kept = takewhile(lambda segment: segment.kind in kinds, before)
+        return tuple(segment.token_ids for segment in kept)
+
     def _num_output(self) -> int:
         return len(self.output.token_ids) if self.output else 0
-
-    def _tier(self) -> CacheTier:
-        if self.counters.cached_tokens == 0:
-            return CacheTier.NONE
-        return CacheTier.FILE if self.counters.restored_tokens else CacheTier.DEVICE
 
     def _usage(self) -> Usage:
         return Usage(self.num_prompt, self._num_output(), self.counters.cached_tokens)

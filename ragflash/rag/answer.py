@@ -35,7 +35,7 @@ from ragflash.rag.context import ContextPart, build_messages
 from ragflash.rag.evidence import Evidence, gather, select
 from ragflash.rag.library import Library
 from ragflash.rag.plan import Plan, plan
-from ragflash.rag.prefill import miss_of, prefill
+from ragflash.rag.prefill import prefill
 from ragflash.rag.quotes import cite, locate
 from ragflash.rag.records import (
     Answer,
@@ -192,7 +192,9 @@ class Answerer:
                     raise event.error
                 elif isinstance(event, Finished):
                     run.finished = event
-                    metrics.count_prompt(event.timings.ttft_ms / 1000, event.tier, miss_of(event))
+                    metrics.count_prompt(
+                        event.timings.ttft_ms / 1000, event.tier, event.miss_reason
+                    )
         yield AskStatus("answering")
 
     def _context(self, run: _Run) -> list[ContextPart]:
@@ -251,7 +253,7 @@ class Answerer:
             engine=self._engine.info() if self._engine is not None and uses_engine else None,
             dropped_quotes=run.dropped_quotes,
             cache_tier=finished.tier if finished else CacheTier.NONE,
-            miss_reason=miss_of(finished) if finished else None,
+            miss_reason=finished.miss_reason if finished else None,
             miss_field=finished.miss_field if finished else None,
         )
 

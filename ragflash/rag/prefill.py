@@ -6,7 +6,6 @@ import uuid
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
 
-from ragflash.engine.cache import CacheMiss
 from ragflash.engine.client import EngineClient
 from ragflash.engine.request import Failed, Finished, GenerateRequest, PrefillProgress
 from ragflash.rag.context import ContextPart, build_messages
@@ -51,11 +50,5 @@ async def prefill(
                         event.usage,
                         1000 * (time.monotonic() - begun),
                         event.tier,
-                        miss_of(event),
+                        event.miss_reason,
                     )
-
-
-def miss_of(finished: Finished) -> CacheMiss | None:
-    """Say why what may be stored of a prompt had to be computed; a question never is stored."""
-    ordinary = finished.miss_reason in {CacheMiss.NONE_STORED, CacheMiss.PREFIX_DIFFERS}
-    return None if ordinary and finished.usage.cached_tokens else finished.miss_reason

@@ -7,7 +7,7 @@ exclusive.
 from dataclasses import dataclass, field
 from enum import StrEnum
 
-from ragflash.engine.cache import CacheTier
+from ragflash.engine.cache import CacheMiss, CacheTier
 from ragflash.engine.request import EngineInfo, Timings, Usage
 
 DEFAULT_COLLECTION = "default"
@@ -280,7 +280,7 @@ class Answer:
         dropped_quotes: Quotes that were not found in the source and so did not leave.
         degraded: What was asked of the engine and could not be honoured.
         cache_tier: Where what was not computed again was: `device`, `file` or `none`.
-        miss_reason: Why the cache had not all that was read; `None` when it had.
+        miss_reason: Why something that is kept of prompts was computed; `None` when nothing was.
         miss_field: What differs where the reason is that something else was computed.
     """
 
@@ -298,7 +298,7 @@ class Answer:
     dropped_quotes: int = 0
     degraded: tuple[str, ...] = ()
     cache_tier: CacheTier = CacheTier.NONE
-    miss_reason: str | None = None
+    miss_reason: CacheMiss | None = None
     miss_field: str | None = None
 
 
@@ -317,7 +317,7 @@ class Prefilled:
     usage: Usage
     total_ms: float
     cache_tier: CacheTier
-    miss_reason: str | None
+    miss_reason: CacheMiss | None
 
 
 @dataclass(frozen=True, slots=True)
