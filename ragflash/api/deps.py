@@ -133,6 +133,18 @@ class Asker(Protocol):
     ) -> AsyncGenerator[AskStatus | Prefilled, None]: ...
 
 
+class Converser(Protocol):
+    """Puts conversations behind documents; blocks."""
+
+    def place(
+        self,
+        scope: Scope,
+        document_id: str,
+        request: GenerateRequest,
+        tools: Sequence[object] = ...,
+    ) -> GenerateRequest: ...
+
+
 class TextEngine(Protocol):
     """The model; closing the iterator cancels the request."""
 
@@ -163,6 +175,7 @@ class Services:
         self.config = config
         self._library: DocumentLibrary | None = None
         self._answerer: Asker | None = None
+        self._conversations: Converser | None = None
         self._engine: TextEngine | None = None
         self._sessions: SessionStore | None = None
         self._count_saves: Callable[[], ArchiveCounts] | None = None
@@ -171,6 +184,10 @@ class Services:
     def provide_library(self, library: DocumentLibrary) -> None:
         """Make documents and search available."""
         self._library = library
+
+    def provide_conversations(self, conversations: Converser) -> None:
+        """Make conversations about documents available, before the engine that continues them."""
+        self._conversations = conversations
 
     def provide_engine(self, engine: TextEngine, answerer: Asker) -> None:
         """Make chat and answers available."""
@@ -197,6 +214,13 @@ class Services:
         if self._answerer is None:
             raise self._absence("the model is being loaded")
         return self._answerer
+
+    @property
+    def conversations(self) -> Converser:
+        """Conversations about documents."""
+        if self._conversations is None:
+            raise self._absence("the model is being loaded")
+        return self._conversations
 
     @property
     def engine(self) -> TextEngine:

@@ -4,12 +4,13 @@ Clients of all ages send keys that nobody knows: these are ignored. A key that w
 answer and cannot be honoured is refused by name.
 """
 
+import json
 from collections.abc import Sequence
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field
 
-from ragflash.api.schemas import EngineTimingsOut, Text
+from ragflash.api.schemas import EngineTimingsOut, Text, encodable
 from ragflash.engine.choices import MAX_CHOICES
 from ragflash.engine.logprobs import MAX_TOP, Candidate, TokenLogprob
 from ragflash.engine.request import (
@@ -78,8 +79,16 @@ class ResponseFormat(_Lenient):
     type: Text = "text"
 
 
+def _spelled(tools: list[Any] | None) -> list[Any] | None:
+    encodable(json.dumps(tools, ensure_ascii=False))
+    return tools
+
+
 class ChatBody(_Lenient):
     """A chat completion request; without `temperature` decoding is greedy.
+
+    With a model `ragflash/doc:{id}` the conversation is about that document, which stands before
+    all messages; `tools` are shown to the model behind it, and what it writes comes back as text.
 
     Log-probabilities are of the distribution after penalties and bias, before temperature and cuts,
     for the tokens whose text is in the reply. With a `seed`, each of `n` choices comes out the same
@@ -102,7 +111,8 @@ class ChatBody(_Lenient):
     seed: int | None = None
     stop: Text | Annotated[list[Text], Field(max_length=16)] | None = None
     n: Annotated[int, Field(ge=1, le=MAX_CHOICES)] | None = None
-    tools: list[Any] | None = None
+    tools: Annotated[list[Any] | None, AfterValidator(_spelled)] = None
+    tool_choice: Any = None
     functions: list[Any] | None = None
     logprobs: bool | None = None
     top_logprobs: Annotated[int, Field(ge=0, le=MAX_TOP)] | None = None
@@ -119,13 +129,17 @@ class ChatBody(_Lenient):
         """Whether a stream ends with a chunk of its own for usage."""
         return self.stream_options is not None and self.stream_options.include_usage
 
-    def request(self, request_id: str, namespace: str) -> GenerateRequest:
+    def request(
+        self, request_id: str, namespace: str, *, about_document: bool = False
+    ) -> GenerateRequest:
         """Give what the engine takes; it clamps the output to what the context leaves.
+
+        Tools are none of it, and refused where no document is asked about.
 
         Raises:
             InputError: Something cannot be honoured.
         """
-        self._refuse()
+        self._refuse(about_document=about_document)
         chosen = {
             name: value
             for name in SamplingParams.__dataclass_fields__
@@ -144,10 +158,15 @@ class ChatBody(_Lenient):
             variables=tuple((self.chat_template_kwargs or {}).items()),
         )
 
-    def _refuse(self) -> None:
-        if self.tools or self.functions:
+    def _refuse(self, *, about_document: bool) -> None:
+        if self.functions or (self.tools and not about_document):
             raise ConstraintUnsupported(
-                "tools are not supported by this server; send none or an empty list"
+                "tools are not supported by this model; send none or an empty list"
+            )
+        if self.tool_choice not in (None, "auto", "none"):
+            raise ConstraintUnsupported(
+                "this tool_choice is not supported: calls are not read from the output; "
+                "send 'auto' or 'none'"
             )
         if self.response_format is not None and self.response_format.type != "text":
             raise ConstraintUnsupported(

@@ -30,8 +30,8 @@ from ragflash.rag.records import (
 _UNQUANTISED = frozenset({"float32", "float16", "bfloat16"})
 
 
-def _encodable(text: str) -> str:
-    # JSON can spell half a surrogate pair, which nothing behind this border can take.
+def encodable(text: str) -> str:
+    """Return the text; JSON can spell half a surrogate pair, which nothing behind here can take."""
     try:
         text.encode()
     except UnicodeEncodeError:
@@ -39,7 +39,7 @@ def _encodable(text: str) -> str:
     return text
 
 
-Text = Annotated[str, AfterValidator(_encodable)]
+Text = Annotated[str, AfterValidator(encodable)]
 DocumentIds = Annotated[list[Text], Field(max_length=1000)]
 
 

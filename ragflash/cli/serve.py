@@ -126,6 +126,7 @@ def bind(host: str, port: int) -> socket.socket:
 def _load(settings: Settings, services: Services, parts: ExitStack, server: uvicorn.Server) -> None:
     """Fill the services; a server that can never serve ends."""
     from ragflash.rag.answer import Answerer  # noqa: PLC0415  (loads the store)
+    from ragflash.rag.conversation import Conversations  # noqa: PLC0415  (as above)
 
     loaded = False
     try:
@@ -139,6 +140,7 @@ def _load(settings: Settings, services: Services, parts: ExitStack, server: uvic
         slot.client = engine
         if archive is not None and slot.sessions is not None:
             services.provide_sessions(slot.sessions, archive.counts)
+        services.provide_conversations(Conversations(library, engine))
         services.provide_engine(engine, Answerer(library, engine))
         loaded = True
     finally:

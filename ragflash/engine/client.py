@@ -11,9 +11,9 @@ from collections.abc import AsyncGenerator, Callable, Iterable, Sequence
 from contextlib import aclosing
 from typing import TYPE_CHECKING
 
-from ragflash.engine.constrain import compile_constraint
+from ragflash.engine.constrain import ConstraintCompiler
 from ragflash.engine.job import Job
-from ragflash.engine.prompt import CompiledPrompt, compile_prompt, compile_text
+from ragflash.engine.prompt import CompiledPrompt, begins_alike, compile_prompt, compile_text
 from ragflash.engine.request import (
     ChatMessage,
     EngineInfo,
@@ -54,6 +54,7 @@ class EngineClient:
         self._template = template
         self._info = info
         self._token_bytes = tuple(map(tokenizer.token_bytes, range(tokenizer.vocab_size)))
+        self._constraints = ConstraintCompiler(tokenizer, self._token_bytes)
 
     @property
     def is_alive(self) -> bool:
@@ -75,6 +76,19 @@ class EngineClient:
     def count_tokens(self, messages: Sequence[ChatMessage]) -> int:
         """Count the prompt tokens of messages, generation prompt included."""
         return len(self._compile(messages).sources.source)
+
+    def begins_alike(self, request: GenerateRequest, num_segments: int) -> bool:
+        """Whether the template writes a request's first segments as it does those alone.
+
+        If so, all requests that begin with them share what is stored of them, whatever follows and
+        whatever the template is told besides.
+
+        Raises:
+            InputError: The template refuses the messages.
+            TemplateInvalid: It fails, or does not keep them in order.
+        """
+        variables = dict(request.variables)
+        return begins_alike(request.messages, self._template, variables, num_segments)
 
     async def generate(self, request: Request) -> AsyncGenerator[Event, None]:
         """Yield a request's events, `Finished` or `Failed` last; closing the iterator cancels it.
@@ -152,9 +166,7 @@ class EngineClient:
             if request.keep_prompt:
                 prompt = prompt.with_last_token_apart()
             if request.constraint is not None:
-                cursor = compile_constraint(
-                    request.constraint, prompt, self._tokenizer, self._token_bytes
-                )
+                cursor = self._constraints.compile(request.constraint, prompt)
         else:
             targets = self._targets(prompt, request)
         return Job(request, prompt, max_tokens, cursor, targets, emit, submitted_at)

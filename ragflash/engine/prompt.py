@@ -4,7 +4,7 @@ Each piece is tokenised alone, so that where a segment ends never depends on wha
 on the caller's thread.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import accumulate
 from types import MappingProxyType
@@ -118,11 +118,10 @@ def compile_prompt(
     """
     parts = [segment for message in messages for segment in message.segments]
     source_ids = tuple(dict.fromkeys(span.source_id for part in parts for span in part.spans))
-    turns = [(m.role, tuple(segment.text for segment in m.segments)) for m in messages]
     segments: list[TokenSegment] = []
     sources: list[TokenSources] = []
     markup: list[int] = []
-    for at, piece in enumerate(_rendered(turns, template, variables or {})):
+    for at, piece in enumerate(_rendered(_spoken(messages), template, variables or {})):
         if piece.part_index is None:
             is_markup = piece.kind == "markup"
             encode = tokenizer.encode_markup if is_markup else tokenizer.encode
@@ -137,6 +136,35 @@ def compile_prompt(
     sources.append(TokenSources.none(len(markup)))
     segments.append(TokenSegment(SegmentKind.QUESTION, tuple(markup), frozenset()))
     return _finish(segments, source_ids, sources, tokenizer)
+
+
+def begins_alike(
+    messages: Sequence[ChatMessage],
+    template: Template,
+    variables: Mapping[str, object],
+    num_segments: int,
+) -> bool:
+    """Whether the first segments of messages are rendered as they are alone, without variables.
+
+    Raises as `compile_prompt`.
+    """
+    whole = _rendered(_spoken(messages), template, variables)
+    alone = _rendered(_spoken(_first_of(messages, num_segments)), template, {})
+    last = next(n for n, piece in enumerate(alone) if piece.part_index == num_segments - 1)
+    return list(whole[: last + 1]) == list(alone[: last + 1])
+
+
+def _first_of(messages: Sequence[ChatMessage], num_segments: int) -> Iterator[ChatMessage]:
+    for message in messages:
+        segments = message.segments[:num_segments]
+        num_segments -= len(segments)
+        if segments:
+            yield replace(message, segments=segments)
+
+
+def _spoken(messages: Iterable[ChatMessage]) -> list[tuple[str, tuple[str, ...]]]:
+    """Return roles and texts, as a template takes them."""
+    return [(m.role, tuple(segment.text for segment in m.segments)) for m in messages]
 
 
 def _rendered(

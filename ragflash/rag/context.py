@@ -42,15 +42,23 @@ def build_messages(
         question: As the user wrote it.
         mark: Unguessable text that fences the documents; it stands behind them.
     """
-    rules = TextSegment(SegmentKind.RULES, load("rules").render().strip())
     whole = [_document_segment(part) for part in parts if part.ranges is None]
     cut = [part for part in parts if part.ranges is not None]
     passages = [_passages_segment(cut)] if cut else []
     asked = load("question").render(mark=mark, question=question).rstrip()
     return (
-        ChatMessage("system", (rules,)),
+        _rules(),
         ChatMessage("user", (*whole, *passages, TextSegment(SegmentKind.QUESTION, asked))),
     )
+
+
+def document_messages(part: ContextPart) -> tuple[ChatMessage, ChatMessage]:
+    """Make what every conversation about a whole document begins with: rules, and the document."""
+    return _rules(), ChatMessage("user", (_document_segment(part),))
+
+
+def _rules() -> ChatMessage:
+    return ChatMessage("system", (TextSegment(SegmentKind.RULES, load("rules").render().strip()),))
 
 
 def _document_segment(part: ContextPart) -> TextSegment:

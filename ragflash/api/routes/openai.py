@@ -1,11 +1,15 @@
 """The model behind OpenAI's chat completions, for clients that know no other way.
 
+`ragflash` continues a conversation; `ragflash/doc:{id}` one about a document, which is read before
+all that a client brings, so that clients with different instructions and tools share it.
+
 A stream always ends with a finish reason and `[DONE]`, or with an error: a clean end without either
 makes agents ask again without end.
 """
 
+import asyncio
 import time
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator, Iterator, Sequence
 from contextlib import aclosing
 from typing import Any
 from uuid import uuid4
@@ -14,7 +18,7 @@ from fastapi import APIRouter, Request
 from fastapi.responses import JSONResponse, Response
 
 from ragflash import metrics
-from ragflash.api.deps import Provided
+from ragflash.api.deps import CallerScope, DocumentLibrary, Provided
 from ragflash.api.openai_schemas import (
     FINISH_REASONS,
     ChatBody,
@@ -30,37 +34,52 @@ from ragflash.engine.choices import generate_choices, total_timings, total_usage
 from ragflash.engine.logprobs import TokenLogprob
 from ragflash.engine.request import Delta, Event, Failed, Finished
 from ragflash.errors import EngineError, NotFound
-from ragflash.rag.records import DEFAULT_COLLECTION
+from ragflash.rag.records import DEFAULT_COLLECTION, DocumentRecord, Scope
 
 router = APIRouter(prefix="/v1", tags=["openai"])
 
 MODEL = "ragflash"
+_ABOUT = f"{MODEL}/doc:"
+_PAGE = 100
 _DONE = encode("[DONE]")
 
 
 @router.get("/models", responses=openai_refusals())
-async def list_models() -> dict[str, Any]:
-    """List the names under which the model answers."""
-    return {"object": "list", "data": [_model()]}
+def list_models(scope: CallerScope, services: Provided) -> dict[str, Any]:
+    """List the names under which the model answers: its own, and one for each document."""
+    missing, _ = services.missing()
+    documents = () if "library" in missing else _documents(services.library, scope)
+    return {"object": "list", "data": [_model(), *map(_document_model, documents)]}
 
 
 @router.get("/models/{model_id:path}", responses=openai_refusals(404))
-async def get_model(model_id: str) -> dict[str, Any]:
+def get_model(model_id: str, scope: CallerScope, services: Provided) -> dict[str, Any]:
     """Look at a model name."""
-    _check_model(model_id)
-    return _model()
+    document_id = _document_id(model_id)
+    if document_id is None:
+        return _model()
+    record = services.library.get(scope, document_id)
+    if not record.state.is_searchable:
+        raise NotFound(f"document {record.id} is {record.state} and cannot be asked yet")
+    return _document_model(record)
 
 
 @router.post("/chat/completions", responses=openai_refusals(400, 404, 413, 429, 503) | STREAMED)
-async def chat_completions(body: ChatBody, services: Provided, request: Request) -> Response:
+async def chat_completions(
+    body: ChatBody, scope: CallerScope, services: Provided, request: Request
+) -> Response:
     """Continue a conversation, streamed or not; leaving cancels the work."""
-    _check_model(body.model)
+    document_id = _document_id(body.model)
     engine = services.engine
     reply_id = f"chatcmpl-{uuid4().hex}"
-    asked = body.request(reply_id, DEFAULT_COLLECTION)
+    about_document = document_id is not None
+    asked = body.request(reply_id, DEFAULT_COLLECTION, about_document=about_document)
+    if document_id is not None:
+        place = services.conversations.place
+        asked = await asyncio.to_thread(place, scope, document_id, asked, body.tools or ())
     num_choices = body.n or 1
     events = _ended(generate_choices(engine, asked, num_choices), num_choices)
-    head = {"id": reply_id, "created": int(time.time()), "model": MODEL}
+    head = {"id": reply_id, "created": int(time.time()), "model": body.model}
     engine_body = EngineOut.of(engine.info()).model_dump()
     reply = _Reply(head, engine_body, num_choices, has_logprobs=asked.logprobs)
     if not body.stream:
@@ -79,9 +98,35 @@ def _model() -> dict[str, Any]:
     return {"id": MODEL, "object": "model", "created": 0, "owned_by": MODEL}
 
 
-def _check_model(name: str) -> None:
-    if name != MODEL:
-        raise NotFound(f"there is no model {name!r}; this server has {MODEL!r}")
+def _document_model(record: DocumentRecord) -> dict[str, Any]:
+    return _model() | {"id": _ABOUT + record.id, "created": record.created_ms // 1000}
+
+
+def _documents(library: DocumentLibrary, scope: Scope) -> Iterator[DocumentRecord]:
+    """Go through the documents that can be asked, newest first."""
+    after: str | None = None
+    while True:
+        page = library.list(scope, limit=_PAGE, after=after)
+        yield from (record for record in page.items if record.state.is_searchable)
+        if not page.has_more:
+            return
+        after = page.items[-1].id
+
+
+def _document_id(name: str) -> str | None:
+    """Return the document that a model name is about; `None` for the plain model.
+
+    Raises:
+        NotFound: There is no model of that name.
+    """
+    if name == MODEL:
+        return None
+    if not name.startswith(_ABOUT):
+        raise NotFound(
+            f"there is no model {name!r}; this server has {MODEL!r}, and {_ABOUT + '{id}'!r} for "
+            "each document that is ready"
+        )
+    return name.removeprefix(_ABOUT)
 
 
 async def _ended(
