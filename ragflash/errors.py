@@ -21,6 +21,7 @@ RagflashError
 │   │   └── UnsupportedTensorType
 │   ├── ArchitectureUnknown
 │   ├── TensorMissing
+│   ├── DrafterIncomplete       a drafter's file does not say what it must
 │   ├── TokenizerUnknown
 │   └── TemplateInvalid
 ├── DeviceError                 a card cannot be used as it was asked to be
@@ -213,6 +214,17 @@ class TensorMissing(ModelError):
 
     code = "tensor_missing"
     title = "The model file lacks a tensor"
+
+
+class DrafterIncomplete(ModelError):
+    """A drafter's file does not say what it cannot be run without; `missing` names all of it."""
+
+    code = "drafter_incomplete"
+    title = "The drafter's file lacks a value"
+
+    def __init__(self, detail: str, *, missing: tuple[str, ...] = ()) -> None:
+        super().__init__(detail)
+        self.missing = missing
 
 
 class TokenizerUnknown(ModelError):

@@ -84,6 +84,7 @@ STATUS: dict[type[RagflashError], int] = {
     errors.GGUFInvalid: 500,
     errors.ArchitectureUnknown: 500,
     errors.TensorMissing: 500,
+    errors.DrafterIncomplete: 500,
     errors.UnsupportedTensorType: 500,
     errors.TokenizerUnknown: 500,
     errors.TemplateInvalid: 500,

@@ -1,0 +1,18 @@
+"""DFlash drafters: models that predict a block of a target's next tokens in one pass."""
+
+from ragflash.models.dflash.config import Causality, DFlashConfig, Given, Target
+from ragflash.models.dflash.load import load_drafter
+from ragflash.models.dflash.model import Candidates, DFlashModel, DraftSequence
+from ragflash.models.dflash.ring import RING_TOKENS
+
+__all__ = [
+    "RING_TOKENS",
+    "Candidates",
+    "Causality",
+    "DFlashConfig",
+    "DFlashModel",
+    "DraftSequence",
+    "Given",
+    "Target",
+    "load_drafter",
+]
