@@ -1,0 +1,246 @@
+"""The drafter that copies: from the documents of a prompt, or from what was written before."""
+
+import json
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from ragflash.speculative.drafter import Draft
+from ragflash.speculative.lookup.continuation import follow
+from ragflash.speculative.lookup.output_index import OutputIndex, Recurrence
+from ragflash.speculative.lookup.source_index import (
+    GRAM,
+    TOKEN_BYTES,
+    Interval,
+    SourceIndex,
+    encode,
+)
+
+DOCUMENT = "lookup"
+OUTPUT = "lookup_output"
+COMPARED_TOKENS = 64
+"""Of the history, its last: longer matches are told apart by the place that is being copied."""
+
+ROWS = ((13, 21), (8, 16), (GRAM, 8))
+"""Tokens that match at least, and rows of the forward then, the one before the draft included."""
+
+_STATE_VERSION = 1
+
+Run = tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Match:
+    """What a proposal rests on.
+
+    Attributes:
+        source: `DOCUMENT` or `OUTPUT`.
+        length: Tokens of the history that were found, at most `COMPARED_TOKENS` unless they are
+            being copied.
+        num_occurrences: Where they were found.
+        num_agreeing: Of these, those that go on as the trunk does where they part first.
+    """
+
+    source: str
+    length: int
+    num_occurrences: int
+    num_agreeing: int
+
+
+class _Place(NamedTuple):
+    """Somewhere in a source.
+
+    Attributes:
+        source: Number of the source.
+        position: The token that comes next there.
+        run: Tokens before it that are the last ones of the history; 0 once they differ.
+    """
+
+    source: int
+    position: int
+    run: int
+
+
+class LookupDrafter:
+    """Drafts for one sequence; made on any thread and used on one.
+
+    The document that is being copied is searched first, then the others in their order, then the
+    conversation and the output; the longest match wins. Nothing has to be observed: where a copy
+    goes on, or has left off, is read from the history.
+
+    Args:
+        sources: Of the documents that may be copied, the whole of each.
+        prompt: What the history begins with.
+        written_from: Tokens of the prompt before this one are in `sources`, or not to be copied.
+        num_tokens: Of every proposal, whatever the match; `None` lets its length decide.
+        has_branches: Whether the runner-up is proposed, too; else all proposals are chains.
+    """
+
+    def __init__(
+        self,
+        sources: Sequence[SourceIndex],
+        prompt: Sequence[int] = (),
+        *,
+        written_from: int = 0,
+        num_tokens: int | None = None,
+        has_branches: bool = True,
+    ) -> None:
+        self._sources = tuple(sources)
+        self._num_tokens = num_tokens
+        self._has_branches = has_branches
+        self._tail = encode(prompt[-COMPARED_TOKENS:])
+        self._written = OutputIndex()
+        self._written.extend(prompt[written_from:])
+        self._num_seen = self._num_placed = len(prompt)
+        self._most = COMPARED_TOKENS
+        self._place: _Place | None = None
+        self._proposed: tuple[_Place, ...] = ()
+        self.match: Match | None = None
+
+    def propose(self, history: Sequence[int], budget: int) -> Draft:
+        """See `Drafter`; `match` says afterwards what the proposal rests on."""
+        self._take(history)
+        self._proposed = ()
+        place = self._place
+        if (
+            place
+            and place.run > COMPARED_TOKENS
+            and place.position < len(self._sources[place.source])
+        ):
+            self.match = Match(DOCUMENT, place.run, 1, 1)
+            self._proposed = (place,)
+            index, width = self._sources[place.source], self._width(place.run, budget)
+            return Draft(index.tokens(place.position, width), DOCUMENT)
+        found = self._find()
+        length = found[1].length if found else 0
+        again = self._written.longest(COMPARED_TOKENS)
+        if again and again.length > length:
+            return self._from_written(again, budget)
+        if found:
+            return self._from_document(*found, budget)
+        self.match = None
+        return Draft((), DOCUMENT)
+
+    def observe(self, draft: Draft, accepted: Sequence[int]) -> None:
+        """See `Drafter`."""
+
+    def export_state(self) -> bytes:
+        """See `Drafter`: the places that are copied; the rest follows from prompt and sources."""
+        places = [self._place] if self._place else []
+        state = {
+            "version": _STATE_VERSION,
+            "num_placed": self._num_placed,
+            "place": [self._spell(place) for place in places],
+            "proposed": [self._spell(place) for place in self._proposed],
+        }
+        return json.dumps(state).encode()
+
+    def load_state(self, state: bytes) -> None:
+        """See `Drafter`; places in documents that are not among the sources are left out."""
+        try:
+            given = json.loads(state)
+            if given["version"] != _STATE_VERSION:
+                raise ValueError(f"version {given['version']} is not {_STATE_VERSION}")
+            num_placed = int(given["num_placed"])
+            place = self._read(given["place"])
+            proposed = self._read(given["proposed"])
+        except (KeyError, TypeError) as error:
+            raise ValueError(f"this is no state of a lookup drafter: {error!r}") from error
+        self._num_placed, self._proposed = num_placed, proposed
+        self._place = place[0] if place else None
+
+    def _take(self, history: Sequence[int]) -> None:
+        """Take over what was written since, and see which place it copies."""
+        new = history[self._num_seen :]
+        self._tail = (self._tail + encode(new))[-COMPARED_TOKENS * TOKEN_BYTES :]
+        self._most = min(self._most + len(new), COMPARED_TOKENS)
+        self._written.extend(new)
+        self._num_seen = len(history)
+        unplaced = tuple(history[self._num_placed :])
+        self._num_placed = len(history)
+        if self._place and unplaced:
+            self._place = self._place._replace(run=0)
+        most = 0
+        for place in self._proposed:
+            copied = self._sources[place.source].tokens(place.position, len(unplaced))
+            agreed = _num_agreeing(copied, unplaced)
+            if agreed > most:
+                most = agreed
+                run = place.run + agreed if agreed == len(unplaced) else 0
+                self._place = _Place(place.source, place.position + agreed, run)
+
+    def _find(self) -> tuple[int, Interval] | None:
+        """Find the longest end of the history in the documents."""
+        order = [*range(len(self._sources))]
+        if self._place:
+            order.remove(self._place.source)
+            order.insert(0, self._place.source)
+        found, least = None, GRAM
+        most = min(self._most, len(self._tail) // TOKEN_BYTES)
+        for source in order:
+            interval = self._sources[source].longest(self._tail, least, most)
+            if interval is not None:
+                found, least = (source, interval), interval.length + 1
+        self._most = least - 1
+        return found
+
+    def _from_document(self, source: int, interval: Interval, budget: int) -> Draft:
+        index, length = self._sources[source], interval.length
+        width = self._width(length, budget)
+        begin = self._place.position if self._place and self._place.source == source else 0
+        chosen = follow(index, interval, width, begin)
+        trunk, fork = index.tokens(chosen.place, width), chosen.fork
+        num_agreeing = fork.num_trunk if fork else interval.size
+        self.match = Match(DOCUMENT, length, interval.size, num_agreeing)
+        self._proposed = (_Place(source, chosen.place, length),)
+        if fork is None:
+            return Draft(trunk, DOCUMENT)
+        self._proposed += (_Place(source, fork.place, length),)
+        share = fork.num_branch / (fork.num_trunk + fork.num_branch)
+        branch = index.tokens(fork.place, width)[fork.depth :]
+        return self._forked(DOCUMENT, trunk, branch, fork.depth, share)
+
+    def _from_written(self, again: Recurrence, budget: int) -> Draft:
+        self.match = Match(OUTPUT, again.length, sum(again.counts), again.counts[0])
+        width = self._width(again.length, budget)
+        trunk, *branches = (self._written.tokens(place, width) for place in again.places[:2])
+        if not branches:
+            return Draft(trunk, OUTPUT)
+        share = again.counts[1] / sum(again.counts[:2])
+        return self._forked(OUTPUT, trunk, branches[0], 0, share)
+
+    def _forked(self, source: str, trunk: Run, branch: Run, depth: int, share: float) -> Draft:
+        """Give a branch at `depth` its share of what is behind, but the first to the trunk."""
+        num_behind = len(trunk) - depth
+        if not self._has_branches or num_behind < 2:
+            return Draft(trunk, source)
+        num_branch = min(max(1, round(num_behind * share)), num_behind // 2, len(branch))
+        trunk, branch = trunk[: len(trunk) - num_branch], branch[:num_branch]
+        first = len(trunk)
+        parents = (*range(-1, first - 1), depth - 1, *range(first, first + num_branch - 1))
+        return Draft(trunk + branch, source, parents)
+
+    def _width(self, length: int, budget: int) -> int:
+        """Return how many tokens are proposed for a match."""
+        if self._num_tokens is not None:
+            return min(self._num_tokens, budget)
+        rows = next(rows for least, rows in ROWS if length >= least)
+        return min(rows - 1, budget)
+
+    def _spell(self, place: _Place) -> list[str | int]:
+        return [self._sources[place.source].key.hex(), place.position, place.run]
+
+    def _read(self, spelled: Iterable[tuple[str, int, int]]) -> tuple[_Place, ...]:
+        numbers = {index.key.hex(): at for at, index in enumerate(self._sources)}
+        places = []
+        for key, position, run in spelled:
+            if position < 0 or run < 0:
+                raise ValueError(f"token {position} after {run} is nowhere")
+            if key in numbers:
+                places.append(_Place(numbers[key], position, run))
+        return tuple(places)
+
+
+def _num_agreeing(ours: Run, theirs: Run) -> int:
+    pairs = zip(ours, theirs, strict=False)
+    return next((at for at, (a, b) in enumerate(pairs) if a != b), min(len(ours), len(theirs)))

@@ -1,0 +1,260 @@
+"""Where in a fixed text a run of tokens occurs, and what follows it there.
+
+A suffix array over the tokens, and a table of hashes that leads to all suffixes with three tokens.
+Nothing is written after building, so that threads may share an index.
+"""
+
+import hashlib
+import struct
+from collections.abc import Sequence
+from typing import NamedTuple, Self
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ragflash.speculative.lookup.block import TEXT_OFFSET, Block, IndexArrays, pack, unpack
+from ragflash.speculative.lookup.suffix_array import build_suffix_array
+
+TOKEN_BYTES = 4
+GRAM = 3
+"""Tokens that are hashed."""
+
+_GRAM_BYTES = GRAM * TOKEN_BYTES
+_PAST_ALL_TOKENS = b"\xff" * TOKEN_BYTES
+
+
+class Interval(NamedTuple):
+    """Places `low` to `high` (exclusive) of a suffix array: where `length` tokens occur."""
+
+    low: int
+    high: int
+    length: int
+
+    @property
+    def size(self) -> int:
+        """Number of occurrences."""
+        return self.high - self.low
+
+
+class SourceIndex:
+    """Finds runs of tokens of one source.
+
+    An occurrence counts only where a token follows it, since it is what follows that is wanted.
+
+    Args:
+        block: Of an index that `build` made; a mapped file must stay as it is.
+
+    Attributes:
+        block: All of the index, see `lookup.block`.
+        key: SHA-256 of the tokens.
+        suffixes: Starts of the suffixes in their order `[n]`.
+        common: Tokens that each has in common with the one before it `[n]`.
+
+    Raises:
+        IndexDamaged: The block is something else.
+    """
+
+    def __init__(self, block: Block) -> None:
+        arrays = unpack(block)
+        self.key = arrays.key
+        self.suffixes, self.common = arrays.suffixes, arrays.common
+        self.block = block
+        self._num_tokens = len(arrays.suffixes)
+        # Views give Python's own numbers, several times as fast as arrays give theirs.
+        self._suffixes, self._common = self.suffixes.data, self.common.data
+        self._buckets, self._lows = arrays.buckets.data, arrays.lows.data
+
+    @classmethod
+    def build(cls, token_ids: Sequence[int] | NDArray[np.integer]) -> Self:
+        """Index a source.
+
+        Raises:
+            ValueError: An id is not in 0 … 2^31 - 1, or there are 2^31 tokens or more.
+        """
+        text = as_text(token_ids)
+        suffixes, common = build_suffix_array(text)
+        buckets, lows = _hashed(text, suffixes, common)
+        return cls(pack(IndexArrays(key_of(text), text, suffixes, common, buckets, lows)))
+
+    def __len__(self) -> int:
+        """Count the tokens of the source."""
+        return self._num_tokens
+
+    @property
+    def num_bytes(self) -> int:
+        """Bytes of the block."""
+        return len(self.block)
+
+    def tokens(self, start: int, count: int) -> tuple[int, ...]:
+        """Return tokens of the source, fewer at its end."""
+        taken = self._text(start, min(start + count, self._num_tokens))
+        return struct.unpack(f">{len(taken) // TOKEN_BYTES}I", taken)
+
+    def find(self, pattern: bytes) -> Interval | None:
+        """Find where `GRAM` tokens or more, given by `encode`, occur and go on."""
+        low = self._first(pattern)
+        return None if low is None else self._interval(low, pattern)
+
+    def longest(self, tail: bytes, least: int, most: int) -> Interval | None:
+        """Find the longest end of `tail`, of `least` to `most` tokens, that occurs and goes on.
+
+        A shorter end occurs wherever a longer one does, so that the length can be bisected.
+        """
+        found = self._first(_last(tail, least)) if most >= least else None
+        if found is None:
+            return None
+        length, absent, probe = least, most + 1, most
+        while length + 1 < absent:
+            low = self._first(_last(tail, probe))
+            if low is None:
+                absent = probe
+            else:
+                found, length = low, probe
+            probe = min(2 * length, (length + absent) // 2)  # short ones are many
+        return self._interval(found, _last(tail, length))
+
+    def stretch(self, interval: Interval, most: int) -> Interval | None:
+        """Lengthen by what all occurrences go on with, to `most` tokens in all.
+
+        Returns:
+            Those that go on still, which is none where the source ends; of fewer tokens than `most`
+            only where they differ next.
+        """
+        low, high, length = interval
+        first, last = self._suffixes[low], self._suffixes[high - 1]
+        agreed = min(most, self._num_tokens - max(first, last))
+        if low + 1 < high:
+            ours = int.from_bytes(self._text(first + length, first + agreed), "big")
+            theirs = int.from_bytes(self._text(last + length, last + agreed), "big")
+            agreed -= -(-(ours ^ theirs).bit_length() // (8 * TOKEN_BYTES))
+        if first + agreed < self._num_tokens:
+            return Interval(low, high, agreed)
+        if low + 1 == high:
+            return None
+        return self.stretch(Interval(low + 1, high, agreed), most)
+
+    def split(self, interval: Interval) -> list[int]:
+        """Return where the runs of occurrences that go on with one token begin, and the last ends.
+
+        They are in the order of the tokens.
+        """
+        low, high, length = interval
+        cuts = np.flatnonzero(self.common[low + 1 : high] == length) + (low + 1)
+        return [low, *cuts.tolist(), high]
+
+    def next_start(self, interval: Interval, start: int) -> int:
+        """Return where the first occurrence at or after `start` begins, else the first of all."""
+        low, high, _ = interval
+        if low + 1 == high:
+            return self._suffixes[low]
+        starts = self.suffixes[low:high]
+        return int(starts[np.argmin((starts - start) % self._num_tokens)])
+
+    def _first(self, pattern: bytes) -> int | None:
+        """Return the first suffix that starts with a pattern and is longer."""
+        low, length = self._with_gram(pattern[:_GRAM_BYTES]), len(pattern) // TOKEN_BYTES
+        if low is None:
+            return None
+        if length > GRAM:
+            low = self._bound(low, pattern)
+        if low < self._num_tokens and self._suffixes[low] + length == self._num_tokens:
+            low += 1  # it is as long as the pattern, so it comes before all that go on
+        if low == self._num_tokens:
+            return None
+        start = self._suffixes[low]
+        return low if self._text(start, start + length) == pattern else None
+
+    def _with_gram(self, gram: bytes) -> int | None:
+        """Return the first suffix that starts with `GRAM` tokens."""
+        bucket = int.from_bytes(gram, "big") % (len(self._buckets) - 1)
+        for at in range(self._buckets[bucket], self._buckets[bucket + 1]):
+            low = self._lows[at]
+            start = self._suffixes[low]
+            if self._text(start, start + GRAM) == gram:
+                return low
+        return None
+
+    def _interval(self, low: int, pattern: bytes) -> Interval:
+        """Return all suffixes with a pattern, of which `low` is the first that counts."""
+        length = len(pattern) // TOKEN_BYTES
+        if low + 1 == self._num_tokens or self._common[low + 1] < length:
+            return Interval(low, low + 1, length)
+        return Interval(low, self._bound(low + 1, pattern + _PAST_ALL_TOKENS), length)
+
+    def _bound(self, low: int, pattern: bytes) -> int:
+        """Return the first place from `low` on whose suffix does not come before a pattern.
+
+        By steps that double and then halve, since it is near as a rule.
+        """
+        block, suffixes, size, num_tokens = self.block, self._suffixes, len(pattern), len(self)
+        text_end = TEXT_OFFSET + num_tokens * TOKEN_BYTES
+        step, high = 1, low
+        while high < num_tokens:
+            at = TEXT_OFFSET + suffixes[high] * TOKEN_BYTES
+            if block[at : min(at + size, text_end)] >= pattern:
+                break
+            low = high + 1
+            high += step
+            step *= 2
+        high = min(high, num_tokens)
+        while low < high:
+            middle = (low + high) // 2
+            at = TEXT_OFFSET + suffixes[middle] * TOKEN_BYTES
+            if block[at : min(at + size, text_end)] < pattern:
+                low = middle + 1
+            else:
+                high = middle
+        return low
+
+    def _text(self, start: int, end: int) -> bytes:
+        """Return the bytes of tokens of the source; `end` is not past its own."""
+        return self.block[TEXT_OFFSET + start * TOKEN_BYTES : TEXT_OFFSET + end * TOKEN_BYTES]
+
+
+def encode(token_ids: Sequence[int]) -> bytes:
+    """Return tokens as an index holds them; their bytes compare as they do."""
+    return struct.pack(f">{len(token_ids)}I", *token_ids)
+
+
+def as_text(token_ids: Sequence[int] | NDArray[np.integer]) -> NDArray[np.uint32]:
+    """Return tokens as an index holds them, as an array `[n]`.
+
+    Raises:
+        ValueError: An id is not in 0 … 2^31 - 1, or there are 2^31 tokens or more.
+    """
+    tokens = np.asarray(token_ids, dtype=np.int64)
+    if len(tokens) >= 2**31 or not ((tokens >= 0) & (tokens < 2**31)).all():
+        raise ValueError("an index is of fewer than 2^31 tokens, of ids from 0 to 2^31 - 1")
+    return tokens.astype(">u4")
+
+
+def key_of(text: NDArray[np.uint32]) -> bytes:
+    """Return what names an index: SHA-256 of `as_text`."""
+    return hashlib.sha256(text.data).digest()
+
+
+def _last(tail: bytes, num_tokens: int) -> bytes:
+    return tail[len(tail) - num_tokens * TOKEN_BYTES :]
+
+
+def _hashed(
+    tokens: NDArray[np.uint32], suffixes: NDArray[np.int32], common: NDArray[np.int32]
+) -> tuple[NDArray[np.int32], NDArray[np.int32]]:
+    """Map hashes of the first tokens to the first suffixes with them.
+
+    Returns:
+        Where each hash begins in the second array, and where the last one ends; and places in the
+        suffix array, by hash. A hash is the bytes of the tokens as one number, modulo how many
+        hashes there are.
+    """
+    lows = np.flatnonzero((common < GRAM) & (suffixes <= len(tokens) - GRAM))
+    num_buckets = len(tokens) // 2 | 1
+    hashes = np.zeros(len(lows), dtype=np.uint64)
+    for place in range(GRAM):
+        taken = tokens[suffixes[lows] + place].astype(np.uint64)
+        hashes += taken * np.uint64((1 << 8 * TOKEN_BYTES * (GRAM - 1 - place)) % num_buckets)
+        hashes %= np.uint64(num_buckets)
+    order = np.argsort(hashes, kind="stable")
+    edges = np.arange(num_buckets + 1, dtype=np.uint64)
+    buckets = np.searchsorted(hashes[order], edges)
+    return buckets.astype(np.int32), lows[order].astype(np.int32)
