@@ -15,6 +15,8 @@ DeviceChoice = Literal["auto", "cpu", "cuda"]
 LEAST_CAPABILITY = (8, 0)  # bfloat16 and asynchronous copies: an A100, an RTX 3060 and later
 
 _GIB = 1 << 30
+_SMALL_BYTES, _SMALL_PIECES = 1 << 20, 16
+_LOGITS_BYTES = 32 << 20
 _INSTEAD = "or run on the processor with --device cpu"
 _log = logging.getLogger(__name__)
 
@@ -86,6 +88,17 @@ def limit_allocator(planned: MemoryPlan) -> None:
     total = torch.cuda.mem_get_info()[1]
     fraction = min(1.0, max(0, planned.allocator_bytes) / total)
     torch.cuda.set_per_process_memory_fraction(fraction)
+
+
+def reserve_passing_memory() -> None:
+    """Have torch's allocator hold what steps take in passing, so that none asks the driver.
+
+    Tensors of up to 1 MiB come from blocks of 2 MiB, of which more get broken up the more varied
+    requests are; logits of several sequences are put together in one larger piece.
+    """
+    pieces = [_SMALL_BYTES] * _SMALL_PIECES + [_LOGITS_BYTES]
+    held = [torch.empty(size, dtype=torch.uint8, device="cuda") for size in pieces]
+    held.clear()
 
 
 @contextmanager

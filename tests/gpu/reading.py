@@ -1,6 +1,6 @@
 """Models for one sequence, text to feed them with, and what they choose."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import torch
@@ -43,12 +43,21 @@ def read_tokens(path: Path, count: int) -> list[int]:
     raise AssertionError(f"there are {len(tokens)} tokens of text, {count} are wanted")
 
 
-def choices(placed: Placed, tokens: Sequence[int], rows: int) -> torch.Tensor:
-    """Return the likeliest token after every one of `tokens`, computed so many at a time."""
-    reading, found, start = Reading(placed, len(tokens)), [], 0
+def read(placed: Placed, tokens: Sequence[int], rows: int) -> Iterator[torch.Tensor]:
+    """Give the logits after every one of `tokens`, so many at a time, each until the next."""
+    reading, start = Reading(placed, len(tokens)), 0
     while start < len(tokens):
         part = tokens[start : start + min(rows, reading.room)]
-        found.append(reading.feed(part, num_draft=len(part) - 1).argmax(-1))
+        yield reading.feed(part, num_draft=len(part) - 1)
         start += len(part)
     reading.close()
-    return torch.cat(found)
+
+
+def choices(placed: Placed, tokens: Sequence[int], rows: int) -> torch.Tensor:
+    """Return the likeliest token after every one of `tokens`, computed so many at a time."""
+    return torch.cat([logits.argmax(-1) for logits in read(placed, tokens, rows)])
+
+
+def logits_of(placed: Placed, tokens: Sequence[int], rows: int) -> torch.Tensor:
+    """Return the logits after every one of `tokens` on the host."""
+    return torch.cat([logits.cpu().clone() for logits in read(placed, tokens, rows)])

@@ -6,7 +6,7 @@ import torch
 from ragflash_kernels.backend import Backend
 from ragflash_kernels.columns import Columns
 from ragflash_kernels.errors import KernelInputError
-from ragflash_kernels.qmatmul.activations import ActivationBuffers
+from ragflash_kernels.qmatmul.activations import ActivationBuffers, quantize_rows
 from ragflash_kernels.rms_norm import add_norm, rms_norm
 from tests.kernels.guarded import GuardedMemory
 
@@ -102,11 +102,13 @@ def test_equals_sum_and_norm_on_a_card(width, post, eager, monkeypatch):
 def test_a_rows_grid_on_a_card_is_that_of_its_norm():
     residual, weight = torch.randn(21, 5120, device="cuda"), torch.rand(5120, device="cuda")
     plain = add_norm(None, residual, weight, eps=1e-6, quantized=False, out_dtype=torch.float32)
-    found = add_norm(None, residual, weight, eps=1e-6, quantized=True)
-    expected = ActivationBuffers.from_rows(plain)
-    assert torch.equal(found.to_rows(21, 5120), expected.to_rows(21, 5120))
+    found = add_norm(None, residual, weight, eps=1e-6, quantized=True).to_rows(21, 5120)
+    # Squares are added in another order: the last bit of a norm decides ties of the grid.
+    _, scales = quantize_rows(plain)
+    steps = (found - plain).abs().view(21, -1, 32) / scales[..., None]
+    assert steps.max() < 0.5 + 1e-3
     alone = add_norm(None, residual[20:], weight, eps=1e-6, quantized=True)
-    assert torch.equal(alone.to_rows(1, 5120)[0], expected.to_rows(21, 5120)[20])
+    assert torch.equal(alone.to_rows(1, 5120)[0], found[20])
 
 
 @pytest.mark.parametrize(
