@@ -199,5 +199,5 @@ class DraftSequence:
         return self._ring.export()
 
     def load(self, state: bytes) -> None:
-        """Take over a state; raises `ModelError` for one of another drafter."""
+        """Take over a state; raises `ValueError` for one of another drafter."""
         self._ring.load(state)

@@ -4,8 +4,6 @@ import struct
 
 import torch
 
-from ragflash.errors import ModelError
-
 RING_TOKENS = 4096
 
 _HEADER = struct.Struct("<8s4I2q")
@@ -110,18 +108,18 @@ class KVRing:
         """Replace everything by what `export` returned, the newest part where this is smaller.
 
         Raises:
-            ModelError: It is of another drafter or dtype, or cut.
+            ValueError: It is of another drafter or dtype, or cut.
         """
         _, num_layers, _, num_heads, head_dim = self._values.shape
         dtype = self._values.dtype
         expected = (_MAGIC, _DTYPES[dtype], num_layers, num_heads, head_dim)
         if len(state) < _HEADER.size or _HEADER.unpack_from(state)[:5] != expected:
-            raise ModelError("the stored state of a drafter is another drafter's")
+            raise ValueError("the stored state of a drafter is another drafter's")
         start, end = _HEADER.unpack_from(state)[5:]
         shape = (num_layers, 2, end - start, num_heads, head_dim)
         num_bytes = torch.Size(shape).numel() * dtype.itemsize
         if not 0 <= start <= end or len(state) - _HEADER.size != num_bytes:
-            raise ModelError("the stored state of a drafter is damaged")
+            raise ValueError("the stored state of a drafter is damaged")
         self.restart(start)
         if end > start:
             held = torch.frombuffer(bytearray(state), dtype=torch.uint8, offset=_HEADER.size)

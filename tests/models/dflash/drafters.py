@@ -15,7 +15,7 @@ import torch
 from gguf import GGMLQuantizationType, GGUFWriter, quants
 from safetensors.torch import save_file
 from torch.nn import functional
-from transformers import Qwen3Config
+from transformers import Qwen3Config, Qwen3ForCausalLM
 
 from ragflash.models.dflash import DFlashModel, DraftSequence, Given, Target, load_drafter
 
@@ -157,6 +157,40 @@ def sequence_after(
     sequence = DraftSequence(model, ring_tokens)
     sequence.append(features)
     return sequence
+
+
+def small_target(vocab_size: int) -> Qwen3ForCausalLM:
+    """Few tokens, so that even random drafts are accepted now and then."""
+    torch.manual_seed(3)
+    config = Qwen3Config(
+        hidden_size=HIDDEN,
+        intermediate_size=FFN,
+        num_attention_heads=HEADS,
+        num_key_value_heads=KV_HEADS,
+        head_dim=HEAD_DIM,
+        num_hidden_layers=TARGET_LAYERS,
+        vocab_size=vocab_size,
+        initializer_range=0.2,
+    )
+    return Qwen3ForCausalLM(config).eval()
+
+
+def target_of(model: Qwen3ForCausalLM) -> Target:
+    return Target(
+        num_layers=model.config.num_hidden_layers,
+        hidden_size=model.config.hidden_size,
+        vocab_size=model.config.vocab_size,
+        embed=model.model.embed_tokens,
+        logits=model.lm_head,
+    )
+
+
+@torch.inference_mode()
+def run_target(model: Qwen3ForCausalLM, token_ids: Sequence[int]) -> tuple[torch.Tensor, list[int]]:
+    """Features of a text's tokens, and the likeliest token behind each."""
+    output = model(torch.tensor([token_ids]), output_hidden_states=True)
+    taps = torch.cat([output.hidden_states[tap + 1][0] for tap in TAPS], dim=-1)
+    return taps, output.logits[0].argmax(dim=-1).tolist()
 
 
 LLAMA_CPP = {

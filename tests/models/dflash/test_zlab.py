@@ -4,25 +4,22 @@ from dataclasses import replace
 
 import pytest
 import torch
-from transformers import Qwen3Config, Qwen3ForCausalLM
+from transformers import Qwen3ForCausalLM
 
-from ragflash.models.dflash import Causality, DraftSequence, Given, Target
+from ragflash.models.dflash import Causality, DraftSequence, Given
 from tests.models.dflash.drafters import (
     BLOCK,
-    FFN,
     FULL,
-    HEAD_DIM,
-    HEADS,
     HIDDEN,
-    KV_HEADS,
     MASK,
     SLIDING,
-    TAPS,
-    TARGET_LAYERS,
     WINDOW,
     load_toy,
     make_toy,
+    run_target,
     sequence_after,
+    small_target,
+    target_of,
     zlab,
 )
 
@@ -144,22 +141,6 @@ class Recorded(torch.nn.Module):
         return self.model(input_ids, cache=past_key_values, **options)
 
 
-def small_target(vocab_size: int) -> Qwen3ForCausalLM:
-    """Few tokens, so that even random drafts are accepted now and then."""
-    torch.manual_seed(3)
-    config = Qwen3Config(
-        hidden_size=HIDDEN,
-        intermediate_size=FFN,
-        num_attention_heads=HEADS,
-        num_key_value_heads=KV_HEADS,
-        head_dim=HEAD_DIM,
-        num_hidden_layers=TARGET_LAYERS,
-        vocab_size=vocab_size,
-        initializer_range=0.2,
-    )
-    return Qwen3ForCausalLM(config).eval()
-
-
 @pytest.mark.parametrize("second", [False, True], ids=["first", "second"])
 def test_proposes_the_same_blocks_while_an_answer_grows(second, tmp_path):
     vocab_size, prompt = 6, [3, 1, 4, 1, 5, 2, 0]
@@ -167,25 +148,17 @@ def test_proposes_the_same_blocks_while_an_answer_grows(second, tmp_path):
     recorded = Recorded(model)
     zlab().dflash_generate(toy.model, recorded, torch.tensor([prompt]), 24, None)
     blocks = [block for block in recorded.blocks[1:] if len(block) == BLOCK]
-    target = Target(
-        num_layers=TARGET_LAYERS,
-        hidden_size=HIDDEN,
-        vocab_size=vocab_size,
-        embed=model.model.embed_tokens,
-        logits=model.lm_head,
+    sequence = DraftSequence(
+        load_toy(toy, tmp_path / "toy", target=target_of(model)), ring_tokens=64
     )
-    sequence = DraftSequence(load_toy(toy, tmp_path / "toy", target=target), ring_tokens=64)
     tokens, accepted = [*prompt, blocks[0][0]], []
     for block in blocks:
-        with torch.inference_mode():
-            states = model(torch.tensor([tokens]), output_hidden_states=True).hidden_states
-        taps = torch.cat([states[tap + 1][0] for tap in TAPS], dim=-1)
+        taps, _ = run_target(model, tokens)
         sequence.append(taps[sequence.position : len(tokens) - 1])
         drafted = sequence.draft(tokens[-1], len(tokens) - 1, BLOCK - 1, top_k=3)
         assert [tokens[-1], *drafted.chain] == block
-        with torch.inference_mode():
-            choices = model(torch.tensor([tokens + list(drafted.chain)])).logits[0].argmax(-1)
-        choices = choices[len(tokens) - 1 :].tolist()
+        _, choices = run_target(model, [*tokens, *drafted.chain])
+        choices = choices[len(tokens) - 1 :]
         held = 0
         while held < BLOCK - 1 and choices[held] == drafted.chain[held]:
             held += 1
