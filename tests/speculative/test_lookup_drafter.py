@@ -142,8 +142,9 @@ def write(data, draft, index_texts):
     return [*taken, data.draw(tokens)]
 
 
-@given(sources, st.lists(tokens, max_size=20), st.integers(0, 20), st.data())
-def test_proposals_after_a_restore_equal_those_before(texts, prompt, written_from, data):
+@given(sources, st.lists(tokens, max_size=20), st.data())
+def test_proposals_after_a_restore_equal_those_before(texts, prompt, data):
+    written_from = data.draw(st.integers(0, len(prompt)))
     indexes = [SourceIndex.build(text) for text in texts]
     drafter = LookupDrafter(indexes, prompt, written_from=written_from)
     history = [*prompt]
