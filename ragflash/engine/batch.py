@@ -9,6 +9,7 @@ from ragflash.engine.sequence import Sequence
 from ragflash.kvcache.allocator import pages_for
 from ragflash.models.contract import ForwardBatch, SequenceRows
 from ragflash.speculative.drafter import Draft
+from ragflash_kernels.parents import depths
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,9 +34,21 @@ class Rows:
         """Rows that are no draft."""
         return len(self.token_ids) - self.num_draft
 
+    @property
+    def parents(self) -> tuple[int, ...] | None:
+        """For each row the row before it; `None` is a chain."""
+        if self.draft is None or self.draft.is_chain:
+            return None
+        first = self.num_pending
+        drafted = (first + self.draft.parent(index) for index in range(len(self.draft)))
+        return (*range(-1, first - 1), *drafted)
+
 
 def build_batch(step: Run[Rows], device: torch.device | str) -> ForwardBatch:
-    """Lay the rows of all sequences one after the other, each after its committed tokens."""
+    """Lay the rows of all sequences one after the other, each after its committed tokens.
+
+    Drafted rows of a tree stand in the order of the draft.
+    """
     token_ids: list[int] = []
     positions: list[int] = []
     sequences = []
@@ -44,7 +57,8 @@ def build_batch(step: Run[Rows], device: torch.device | str) -> ForwardBatch:
         assert cache is not None
         committed = cache.table.length
         token_ids += rows.token_ids
-        positions += range(committed, committed + num_rows)
+        parents = rows.parents
+        positions += [committed + depth for depth in depths(parents, num_rows)]
         packed_pages = cache.table.packed_pages
         num_pages = pages_for(committed + num_rows) - len(packed_pages)
         sequences.append(
@@ -56,6 +70,7 @@ def build_batch(step: Run[Rows], device: torch.device | str) -> ForwardBatch:
                 logit_rows=rows.logit_rows,
                 num_draft=rows.num_draft,
                 packed_pages=packed_pages,
+                parents=parents,
             )
         )
     return ForwardBatch(

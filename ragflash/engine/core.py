@@ -138,9 +138,9 @@ class EngineCore:
         if not step:
             return
         logits = self._runner.forward(step)
-        num_valid = self._verify_and_sample(step, logits)
-        for rows, num_rows in zip(step, num_valid, strict=True):
-            self._commit(rows, num_rows)
+        paths = self._verify_and_sample(step, logits)
+        for rows, path in zip(step, paths, strict=True):
+            self._commit(rows, path)
             self._emit(rows.sequence)
 
     def drop_source(self, source_id: str) -> int:
@@ -214,28 +214,27 @@ class EngineCore:
         if sequence.drafter is None or budget <= 0:
             return None
         draft = sequence.drafter.propose(sequence.tokens, budget).first(budget)
-        assert draft.is_chain, "batches lay out chains"
         num_tokens = len(self._vocabulary.token_bytes)
         draft = draft.without(
             {at for at, token_id in enumerate(draft.token_ids) if not 0 <= token_id < num_tokens}
         )
         return draft if output.cursor is None else permitted(draft, output.cursor.num_permitted)
 
-    def _verify_and_sample(self, step: Run[Rows], logits: torch.Tensor) -> list[int]:
-        """Turn logits into output; return how many rows of each sequence are part of it."""
-        num_valid, start = [], 0
+    def _verify_and_sample(self, step: Run[Rows], logits: torch.Tensor) -> list[Run[int]]:
+        """Turn logits into output; return which rows of each sequence are part of it."""
+        paths, start = [], 0
         for rows in step:
             end = start + len(rows.logit_rows)
-            num_valid.append(self._extend(rows, logits[start:end]))
+            paths.append(self._extend(rows, logits[start:end]))
             start = end
-        return num_valid
+        return paths
 
-    def _extend(self, rows: Rows, logits: torch.Tensor) -> int:
+    def _extend(self, rows: Rows, logits: torch.Tensor) -> Run[int]:
         sequence = rows.sequence
         if not rows.logit_rows:
-            return len(rows.token_ids)
+            return range(len(rows.token_ids))
         if sequence.output is None:
-            return self._score(sequence, logits)
+            return range(self._score(sequence, logits))
         chooser = Chooser(sequence, logits)
         accepted = verify(rows.draft or _NO_DRAFT, chooser.choose, chooser.emit)
         if rows.draft is not None and sequence.drafter is not None:
@@ -243,7 +242,7 @@ class EngineCore:
             sequence.counters.drafted += len(rows.draft)
             sequence.counters.accepted += len(accepted)
         sequence.force()
-        return rows.num_pending + len(accepted)
+        return [*range(rows.num_pending), *(rows.num_pending + index for index in accepted)]
 
     def _score(self, sequence: Sequence, logits: torch.Tensor) -> int:
         """Take a target's next rows; return how many to commit: all if more follow, else none."""
@@ -252,13 +251,13 @@ class EngineCore:
         logprob = _logprob(logits, sequence.target[start : start + num_rows])
         return num_rows if sequence.add_score(logprob, num_rows) else 0
 
-    def _commit(self, rows: Rows, num_rows: int) -> None:
+    def _commit(self, rows: Rows, path: Run[int]) -> None:
         """Make valid rows part of the sequence, and keep a prompt segment that ends with them."""
         sequence = rows.sequence
         assert sequence.cache is not None
         was_prefilling = sequence.phase is Phase.PREFILLING
-        if num_rows:
-            self._runner.commit(sequence.cache, num_rows)
+        if path:
+            self._runner.commit(sequence.cache, path)
         sequence.settle()
         if was_prefilling:
             self._store_segment(sequence)

@@ -51,6 +51,6 @@ class Reading:
         )
         batch = ForwardBatch(torch.tensor(tokens), torch.arange(committed, end), (rows,))
         logits = model.forward(batch, self._placed.pages)
-        model.commit(0, len(tokens))
+        model.commit(0, range(len(tokens)))
         self._placed.pages.convert(table.advance(len(tokens)))
         return logits

@@ -7,7 +7,7 @@ import torch
 
 from ragflash.engine.batch import Rows, build_batch
 from ragflash.engine.sequence import Cache, Sequence
-from ragflash.kvcache.allocator import PageForm
+from ragflash.kvcache.allocator import PAGE_TOKENS, PageForm
 from ragflash.kvcache.pages import KVPages
 from ragflash.kvcache.segments import PendingSegment
 from ragflash.models.contract import Model
@@ -44,10 +44,14 @@ class Runner:
             rows.sequence.counters.forward_rows += len(rows.token_ids)
         return logits[:, : self._vocab_size]
 
-    def commit(self, cache: Cache, num_rows: int) -> None:
-        """Make the first rows of the last forward part of a sequence; pack what got old by it."""
-        self._model.commit(cache.slot, num_rows)
-        self._pages.convert(cache.table.advance(num_rows))
+    def commit(self, cache: Cache, path: Run[int]) -> None:
+        """Make rows of the last forward, a path, part of a sequence; pack what got old by it."""
+        table = cache.table
+        self._model.commit(cache.slot, path)
+        first = table.length - PAGE_TOKENS * len(table.packed_pages)
+        moves = [(first + row, first + at) for at, row in enumerate(path) if row != at]
+        self._pages.exact.move(table.pages, moves)
+        self._pages.convert(table.advance(len(path)))
 
     def start(self, sequence: Sequence) -> None:
         """Give an admitted sequence the cache and the state that it begins with."""

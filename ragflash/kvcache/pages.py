@@ -49,6 +49,31 @@ class KVLayout:
         return self.page_values * self.dtype.itemsize
 
 
+@dataclass(frozen=True, slots=True)
+class _TokenValues:
+    """Where a page has the values of a token, int64, one entry a value: K and V of all layers.
+
+    Attributes:
+        start: Of the page's first token.
+        stride: From one token to the next.
+    """
+
+    start: torch.Tensor
+    stride: torch.Tensor
+
+    @classmethod
+    def of(cls, layout: KVLayout, device: torch.device | str) -> Self:
+        """Work them out on the host, and keep them where the pages are."""
+        starts, strides, layer_start = [torch.empty(0, dtype=torch.int64)], [], 0
+        for layer in layout.layers:
+            heads = torch.arange(2 * layer.num_kv_heads)[:, None] * PAGE_TOKENS * layer.head_dim
+            starts.append((layer_start + heads + torch.arange(layer.head_dim)).flatten())
+            strides += [layer.head_dim] * len(starts[-1])
+            layer_start += layer.page_values
+        stride = torch.tensor(strides, dtype=torch.int64)
+        return cls(torch.cat(starts).to(device), stride.to(device))
+
+
 class PagePool:
     """Storage `[P, values of a page]`; in a page layer after layer, `[2, Hkv, 256, D]`, K before V.
 
@@ -66,6 +91,7 @@ class PagePool:
             (num_pages, layout.page_values), dtype=layout.dtype, device=device
         )
         self._layers = tuple(self._views(self._storage))  # [P, 2, Hkv, 256, D] each
+        self._token = _TokenValues.of(layout, device)
 
     @property
     def nbytes(self) -> int:
@@ -102,6 +128,24 @@ class PagePool:
             keys.copy_(k[row : row + count].transpose(0, 1))
             values.copy_(v[row : row + count].transpose(0, 1))
             row += count
+
+    def move(self, pages: Sequence[int], moves: Sequence[tuple[int, int]]) -> None:
+        """Copy tokens of a sequence, K and V of all layers, to other places of it.
+
+        Args:
+            pages: Of the sequence.
+            moves: From where to where; all are read before any is written.
+        """
+        if not moves:
+            return
+        numbers = [[pages[place // PAGE_TOKENS] for place in move] for move in moves]
+        starts = torch.tensor(numbers) * self.layout.page_values  # [n, 2]
+        at, device = torch.tensor(moves) % PAGE_TOKENS, self._storage.device
+        found = starts.to(device)[..., None] + self._token.start
+        found += at.to(device)[..., None] * self._token.stride
+        source, target = found.unbind(1)  # [n, values of a token] each
+        values = self._storage.view(-1)
+        values[target] = values[source]
 
     def copy(self, copy: PageCopy) -> None:
         """Copy the first tokens of a page, in all layers, to another page."""

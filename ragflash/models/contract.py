@@ -6,6 +6,7 @@ only `commit` makes rows part of a sequence. Prefill, decode and draft verificat
 call with other row counts.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -28,6 +29,10 @@ class SequenceRows:
         logit_rows: Rows (0-based, within this sequence) whose logits are wanted, ascending.
         num_draft: Last rows that `commit` may leave out; the others are always committed.
         packed_pages: Packed KV pages in order, from position 256 on; every row sees all of them.
+        parents: For each row the row before it, a smaller number, -1 for the committed tokens;
+            `None` is a chain, and all rows that are no draft are one. Keys and values of row r are
+            written behind those of row r - 1 whatever its parent; its position is `committed` and
+            the number of rows before it on its path.
     """
 
     slot: int
@@ -37,6 +42,7 @@ class SequenceRows:
     logit_rows: tuple[int, ...]
     num_draft: int = 0
     packed_pages: tuple[int, ...] = ()
+    parents: tuple[int, ...] | None = None
 
     @property
     def num_packed(self) -> int:
@@ -50,7 +56,7 @@ class ForwardBatch:
 
     Attributes:
         token_ids: `[N]` int64.
-        positions: `[N]` int64, `committed + row` for a chain.
+        positions: `[N]` int64, see `SequenceRows.parents`.
         sequences: In row order; `sum(num_rows) == N`.
     """
 
@@ -102,11 +108,15 @@ class Model(Protocol):
     def forward(self, batch: ForwardBatch, pages: KVPages) -> torch.Tensor:
         """Write every row's K and V; return f32 logits `[R, V]` of the wanted rows, in order."""
 
-    def commit(self, slot: int, num_rows: int) -> None:
-        """Make the first `num_rows` rows of the slot's last `forward` part of its state.
+    def commit(self, slot: int, path: Sequence[int]) -> None:
+        """Make rows of the slot's last `forward` part of its state: a path from its first row.
 
-        At least all that are no draft; called once after a forward, or never when all are drafts
-        and none is wanted.
+        It has at least all rows that are no draft; called once after a forward, or never when all
+        are drafts and none is wanted.
+
+        Args:
+            slot: Of the sequence.
+            path: Their numbers, ascending: each is the parent of the next.
         """
 
     def reset(self, slot: int) -> None:

@@ -1,5 +1,6 @@
 """What all decoder models share: embedding, blocks, last norm, head."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -110,7 +111,7 @@ class Decoder(Model):
         cap = self.parts.soft_cap
         return logits if cap is None else torch.tanh(logits / cap) * cap
 
-    def commit(self, slot: int, num_rows: int) -> None:
+    def commit(self, slot: int, path: Sequence[int]) -> None:
         """Nothing: all state is in pages."""
 
     def reset(self, slot: int) -> None:

@@ -113,7 +113,8 @@ class GatedDeltaNet:
         """Return the heads `[T, Hv, Dv]` float32 of one sequence, and keep what they leave."""
         assert step.states is not None
         tail = step.states.tail(rows.slot, self.layer)
-        delta = DeltaRows(*self._heads(causal_conv1d(inputs, tail, self.conv)), log_decay, beta)
+        mixed = causal_conv1d(inputs, tail, self.conv, parents=rows.parents)
+        delta = DeltaRows(*self._heads(mixed), log_decay, beta)
         memory = step.states.memory(rows.slot, self.layer)
         num_certain = rows.num_rows - rows.num_draft
         outputs, tape = [], None
@@ -122,7 +123,10 @@ class GatedDeltaNet:
             out, memory = form(delta[:num_certain], memory)
             outputs.append(out)
         if rows.num_draft:
-            out, tape = gated_delta_tree(delta[num_certain:], memory)
+            parents = None
+            if rows.parents is not None:
+                parents = [max(p - num_certain, -1) for p in rows.parents[num_certain:]]
+            out, tape = gated_delta_tree(delta[num_certain:], memory, parents=parents)
             outputs.append(out)
         step.states.keep(rows.slot, self.layer, LayerRows(inputs, memory, tape))
         return torch.cat(outputs)

@@ -1,5 +1,7 @@
 """A decoder some of whose layers keep a state of fixed size beside the pages of the others."""
 
+from collections.abc import Sequence
+
 import torch
 
 from ragflash.kvcache.pages import KVLayout, KVPages
@@ -37,9 +39,9 @@ class HybridDecoder(Decoder):
         return Step(batch, pages, step.angles, self._states)
 
     @torch.no_grad()
-    def commit(self, slot: int, num_rows: int) -> None:
+    def commit(self, slot: int, path: Sequence[int]) -> None:
         """See `Model`."""
-        self._states.commit(slot, num_rows)
+        self._states.commit(slot, path)
 
     def reset(self, slot: int) -> None:
         """See `Model`."""

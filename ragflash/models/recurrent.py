@@ -73,27 +73,31 @@ class SlotStates:
         """Remember a layer's rows until the slot is committed."""
         self._slots[slot].pending[layer] = rows
 
-    def commit(self, slot: int, num_rows: int) -> None:
-        """Make the first rows of the last forward part of a slot's state.
+    def commit(self, slot: int, path: Sequence[int]) -> None:
+        """Make rows of the last forward, one following the other, part of a slot's state.
 
         Raises:
             ValueError: No forward came before, or it has other rows that are no draft.
         """
         state = self._slots[slot]
         pending, state.pending = state.pending, {}
-        if num_rows == 0:
+        if not path:
             return
         if len(pending) != self._num_layers:
             raise ValueError(f"slot {slot} has no rows to commit")
         for layer, rows in pending.items():
-            num_drafts = 0 if rows.tape is None else rows.tape.keys.shape[1]
-            accepted = num_rows - len(rows.inputs) + num_drafts
-            if not 0 <= accepted <= num_drafts:
-                raise ValueError(f"{num_rows} of {len(rows.inputs)} rows, {num_drafts} drafts")
-            state.tails[layer] = tail_after(rows.inputs[:num_rows], state.tails[layer])
+            num_rows = len(rows.inputs)
+            num_certain = num_rows if rows.tape is None else num_rows - rows.tape.keys.shape[1]
+            if [*path[:num_certain]] != [*range(num_certain)] or path[-1] >= num_rows:
+                raise ValueError(
+                    f"{len(path)} of {num_rows} rows; the first {num_certain} are certain"
+                )
+            latest = list(path[-self._shape.tail[0] :])
+            state.tails[layer] = tail_after(rows.inputs[latest], state.tails[layer])
             memory = rows.memory
             if rows.tape is not None:
-                memory = gated_delta_advance(memory, rows.tape, range(accepted))
+                drafted = [row - num_certain for row in path[num_certain:]]
+                memory = gated_delta_advance(memory, rows.tape, drafted)
             state.memories[layer] = memory
 
     def reset(self, slot: int) -> None:

@@ -19,6 +19,7 @@ from ragflash.engine.request import (
     TextSegment,
 )
 from tests.engine.toys import StubDrafter
+from tests.engine.trees import answer_of, wild_tree
 from tests.models.families import FAMILIES
 from tests.models.toy_files import TOKENS, write_gguf
 
@@ -115,16 +116,17 @@ def test_answers_as_transformers_does_from_the_cache_and_with_drafts(toys, name)
         rest = [*cold.token_ids][done : done + min(budget, 7)]
         return [t if (done + i) % 5 else (t + 1) % 256 for i, t in enumerate(rest)]
 
-    drafter = StubDrafter(draft)
-    engine = start(toy.path, drafter)
-    try:
-        for request in ("cold", "warm"):
-            drafted = ask(engine, request, "How often?")
-            assert drafted.token_ids == cold.token_ids
-        assert sum(accepted for _, accepted in drafter.observed) > 0
-        assert any(accepted < drafted for drafted, accepted in drafter.observed)
-    finally:
-        engine.close()
+    trees = wild_tree(answer_of(cold.token_ids, len(prompt)), len(TOKENS))
+    for drafter in (StubDrafter(draft), StubDrafter(trees)):
+        engine = start(toy.path, drafter)
+        try:
+            for request in ("cold", "warm"):
+                drafted = ask(engine, request, "How often?")
+                assert drafted.token_ids == cold.token_ids
+            assert sum(accepted for _, accepted in drafter.observed) > 0
+            assert any(accepted < drafted for drafted, accepted in drafter.observed)
+        finally:
+            engine.close()
 
 
 @pytest.mark.parametrize("name", RECURRENT)

@@ -28,9 +28,11 @@ from tests.engine.toys import (
     byte_tokenizer,
     chain,
     document,
+    paths_of,
     question,
     user,
 )
+from tests.engine.trees import wild_tree
 
 TOKENIZER = byte_tokenizer()
 VOCAB_SIZE = TOKENIZER.vocab_size
@@ -72,8 +74,12 @@ class ReaderModel(ToyModel):
             if rows.logit_rows:
                 read = pages.in_order(0, rows.pages, rows.packed_pages)
                 keys, values = (x[:, 0].reshape(-1, HEAD_DIM) for x in read)
-                ends = (rows.committed + row + 1 for row in rows.logit_rows)
-                wanted += [logits_of(keys[:end], values[:end]) for end in ends]
+                paths, before = paths_of(rows), [*range(rows.committed)]
+                seen = [
+                    [*before, *(rows.committed + other for other in paths[row])]
+                    for row in rows.logit_rows
+                ]
+                wanted += [logits_of(keys[at], values[at]) for at in seen]
         return torch.stack(wanted) if wanted else torch.empty(0, VOCAB_SIZE)
 
 
@@ -161,7 +167,8 @@ def test_cold_warm_and_drafted_answers_read_what_positions_say(kv_format, length
         found = chain(oracle.next_token)(history, min(budget, 6))
         return [97 if (len(history) + i) % 4 == 0 else token for i, token in enumerate(found)]
 
-    for options in ({}, {"draft": draft}, {"chunk_tokens": 64}):
+    trees = wild_tree(lambda history: chain(oracle.next_token)(history, 6), VOCAB_SIZE, length)
+    for options in ({}, {"draft": draft}, {"draft": trees}, {"chunk_tokens": 64}):
         with toy_engine(ReaderModel(), TOKENIZER, kv_format=kv_format, **options) as engine:
             shuffle_pages(engine)
             conversions = count_conversions(engine)

@@ -18,7 +18,7 @@ from ragflash.engine.request import (
     TextSegment,
 )
 from ragflash.kvcache.pages import KVLayout, KVPages
-from ragflash.models.contract import ForwardBatch
+from ragflash.models.contract import ForwardBatch, SequenceRows
 from ragflash.speculative.drafter import Draft
 
 Logits = Callable[[Sequence[int]], torch.Tensor]
@@ -129,20 +129,22 @@ class ToyModel:
         for rows in batch.sequences:
             ids = batch.token_ids[start : start + rows.num_rows]
             positions = batch.positions[start : start + rows.num_rows]
-            assert positions.tolist() == [*range(rows.committed, rows.committed + rows.num_rows)]
+            paths = paths_of(rows)
+            assert positions.tolist() == [rows.committed + len(path) - 1 for path in paths]
             start += rows.num_rows
             keys = ids.float().reshape(-1, 1, 1)
             pages.exact.write(0, rows.pages, rows.committed, keys, keys)
             if rows.logit_rows:
                 stored = pages.exact.keys(0)[list(rows.pages), 0, :, 0].flatten()[
-                    : positions[-1] + 1
+                    : rows.committed + rows.num_rows
                 ]
-                history = stored.long().tolist()
-                ends = (rows.committed + row + 1 for row in rows.logit_rows)
-                wanted += [self._logits(history[:end]) for end in ends]
+                tokens = stored.long().tolist()
+                before, own = tokens[: rows.committed], tokens[rows.committed :]
+                ends = ([own[at] for at in paths[row]] for row in rows.logit_rows)
+                wanted += [self._logits(before + end) for end in ends]
         return torch.stack(wanted) if wanted else torch.empty(0, self.vocab_size)
 
-    def commit(self, slot: int, num_rows: int) -> None:
+    def commit(self, slot: int, path: Sequence[int]) -> None:
         pass
 
     def reset(self, slot: int) -> None:
@@ -174,16 +176,17 @@ class ToyRecurrentModel:
     def forward(self, batch: ForwardBatch, pages: KVPages) -> torch.Tensor:
         ids, wanted = iter(batch.token_ids.tolist()), []
         for rows in batch.sequences:
-            tape = [self.states[rows.slot]]
-            for _ in range(rows.num_rows):
-                tape.append((31 * tape[-1] + next(ids)) % 65536)
+            tape: list[int] = []
+            for path in paths_of(rows):
+                state = tape[path[-2]] if len(path) > 1 else self.states[rows.slot]
+                tape.append((31 * state + next(ids)) % 65536)
             self._tape[rows.slot] = tape
-            wanted += [tape[row + 1] % self.vocab_size for row in rows.logit_rows]
+            wanted += [tape[row] % self.vocab_size for row in rows.logit_rows]
         return one_hot(wanted, self.vocab_size)
 
-    def commit(self, slot: int, num_rows: int) -> None:
+    def commit(self, slot: int, path: Sequence[int]) -> None:
         tape = self._tape.pop(slot)
-        self.states[slot] = tape[-1 if self._commits_all else num_rows]
+        self.states[slot] = tape[-1 if self._commits_all else path[-1]]
         self.committed_states.append(self.states[slot])
 
     def reset(self, slot: int) -> None:
@@ -194,6 +197,15 @@ class ToyRecurrentModel:
 
     def restore(self, slot: int, state: tuple[torch.Tensor, ...]) -> None:
         self.states[slot] = int(state[0])
+
+
+def paths_of(rows: SequenceRows) -> list[list[int]]:
+    """Rows from the first to each, one after the other as their parents say."""
+    paths: list[list[int]] = []
+    for row in range(rows.num_rows):
+        parent = row - 1 if rows.parents is None else rows.parents[row]
+        paths.append([*(paths[parent] if parent >= 0 else ()), row])
+    return paths
 
 
 def one_hot(token_ids: Sequence[int], vocab_size: int) -> torch.Tensor:
@@ -232,6 +244,7 @@ class StubDrafter:
     def __init__(self, propose: Callable[[Sequence[int], int], Sequence[int] | Draft]) -> None:
         self._propose = propose
         self.observed: list[tuple[int, int]] = []
+        self.told: list[Draft] = []
 
     def propose(self, history: Sequence[int], budget: int) -> Draft:
         proposed = self._propose(history, budget)
@@ -239,6 +252,7 @@ class StubDrafter:
 
     def observe(self, draft: Draft, accepted: Sequence[int]) -> None:
         self.observed.append((len(draft), len(accepted)))
+        self.told.append(draft)
 
     def export_state(self) -> bytes:
         return b""

@@ -1,5 +1,6 @@
 """Caches that hold poison where no row may look, the rows that read them, and what they make."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import torch
@@ -20,6 +21,7 @@ class Rows:
     committed: int
     pages: tuple[int, ...]
     packed_pages: tuple[int, ...] = ()
+    parents: tuple[int, ...] | None = None
 
 
 @dataclass(frozen=True)
@@ -43,12 +45,11 @@ class Case:
         out: list[torch.Tensor] = []
         for rows in self.sequences:
             for r in range(rows.num_rows):
-                end = rows.committed + r + 1
-                start = 0 if window is None else max(0, end - window)
-                tokens = [self._tokens(self.plain_exact, rows.pages, start, end)]
+                seen = seen_tokens(rows, r, window)
+                tokens = [self._tokens(self.plain_exact, rows.pages, seen)]
                 if rows.packed_pages:
                     whole = len(rows.packed_pages) * self.exact.keys.shape[2]
-                    tokens.append(self._tokens(self.plain_packed, rows.packed_pages, 0, whole))
+                    tokens.append(self._tokens(self.plain_packed, rows.packed_pages, range(whole)))
                 k, v = (torch.cat(same, 1) for same in zip(*tokens, strict=True))
                 out.append(_mix(self.q[len(out)].double(), k, v))
         mixed = torch.stack(out)
@@ -73,9 +74,19 @@ class Case:
             sequences=lone,
         )  # fmt: skip
 
-    def _tokens(self, plain, pages, start: int, end: int) -> list[torch.Tensor]:
+    def _tokens(self, plain, pages, seen: Sequence[int]) -> list[torch.Tensor]:
         own = [pages_of[list(pages)].transpose(0, 1).flatten(1, 2) for pages_of in plain]
-        return [tokens[:, start:end] for tokens in own]
+        return [tokens[:, list(seen)] for tokens in own]
+
+
+def seen_tokens(rows, row: int, window: int | None = None) -> list[int]:
+    """Which tokens of a sequence one of its rows sees, by going back from parent to parent."""
+    path = [row]
+    while path[-1] >= 0:
+        path.append(path[-1] - 1 if rows.parents is None else rows.parents[path[-1]])
+    drafted = [rows.committed + other for other in reversed(path[:-1])]
+    seen = [*range(rows.committed), *drafted]
+    return seen if window is None else seen[-window:]
 
 
 def _mix(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:

@@ -13,15 +13,9 @@ from ragflash_kernels.prefill_attention import (
     PrefillWorkspace,
     prefill_attention,
 )
+from tests.kernels.attention_cases import Rows
 
 SPARE_PAGES = 3
-
-
-@dataclass(frozen=True)
-class Rows:
-    num_rows: int
-    committed: int
-    pages: tuple[int, ...]
 
 
 @dataclass(frozen=True)

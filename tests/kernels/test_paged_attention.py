@@ -1,6 +1,6 @@
 """Paged attention against a naive float64 loop; places that no row sees hold NaN."""
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -10,16 +10,10 @@ from hypothesis import strategies as st
 
 from ragflash_kernels.errors import KernelInputError
 from ragflash_kernels.paged_attention import paged_attention
+from tests.kernels.attention_cases import Rows, seen_tokens
 
 PAGE_TOKENS = 16
 TOLERANCE = {torch.float32: 3e-6, torch.bfloat16: 3e-2}
-
-
-@dataclass(frozen=True)
-class Rows:
-    num_rows: int
-    committed: int
-    pages: tuple[int, ...]
 
 
 def make_case(sequences, *, num_heads=6, num_kv_heads=2, dim=8, num_pages=40, seed=0):
@@ -41,8 +35,7 @@ def attend_naively(q, keys, values, sequences, scale, window=None):
     row = 0
     for sequence in sequences:
         for r in range(sequence.num_rows):
-            end = sequence.committed + r + 1
-            seen = range(0 if window is None else max(0, end - window), end)
+            seen = seen_tokens(sequence, r, window)
             for head in range(q.shape[1]):
                 kv_head = head // (q.shape[1] // keys.shape[1])
                 places = [(sequence.pages[p // PAGE_TOKENS], p % PAGE_TOKENS) for p in seen]
@@ -82,6 +75,13 @@ CASES = {
     "prefill of more rows than a block": [Rows(150, 0, (8, 9, 10, 11, 12, 13, 14, 15, 2, 1))],
     "chunk after a chunk": [Rows(70, 77, (0, 1, 2, 3, 4, 5, 6, 7, 8, 9))],
     "spare pages are not read": [Rows(3, 4, (1, 2, 3, 4))],
+    "a tree": [Rows(7, 30, (12, 11, 13), parents=(-1, 0, 0, 1, 1, 2, 5))],
+    "a tree without a trunk": [Rows(4, 0, (2,), parents=(-1, -1, 0, 1))],
+    "a tree between chains": [
+        Rows(1, 40, (6, 2, 9)),
+        Rows(5, 14, (4, 5), parents=(-1, 0, 0, 2, 1)),
+        Rows(3, 15, (1, 0)),
+    ],
     "three sequences": [Rows(1, 40, (6, 2, 9)), Rows(20, 0, (4, 5)), Rows(3, 15, (1, 0))],
 }
 
@@ -125,7 +125,11 @@ def test_a_window_hides_older_tokens(sequences, window):
 
 
 @given(
-    st.lists(st.tuples(st.integers(1, 90), st.integers(0, 90)), min_size=1, max_size=3),
+    st.lists(
+        st.tuples(st.integers(1, 90), st.integers(0, 90), st.sampled_from((0, 1, 3, 90))),
+        min_size=1,
+        max_size=3,
+    ),
     st.none() | st.integers(1, 120),
     st.randoms(use_true_random=False),
 )
@@ -133,10 +137,14 @@ def test_a_window_hides_older_tokens(sequences, window):
 def test_any_rows_lengths_and_windows(shapes, window, random):
     numbers = random.sample(range(40), 40)
     sequences = []
-    for num_rows, committed in shapes:
+    for num_rows, committed, spread in shapes:
         num_pages = -(-(committed + num_rows) // PAGE_TOKENS)
         pages, numbers = numbers[:num_pages], numbers[num_pages:]
-        sequences.append(Rows(num_rows, committed, tuple(sorted(pages))))
+        parents = tuple(
+            random.randint(max(-1, row - 1 - spread), row - 1) for row in range(num_rows)
+        )
+        tree = parents if spread else None
+        sequences.append(Rows(num_rows, committed, tuple(sorted(pages)), parents=tree))
     q, keys, values = make_case(sequences, num_heads=2, num_kv_heads=1, dim=4)
     if window is not None:
         hide_what_no_row_sees(keys, values, sequences, window)
@@ -187,6 +195,8 @@ GOOD = Rows(2, 20, (0, 1))
         replace(GOOD, committed=-1),
         replace(GOOD, pages=(0, 40)),
         replace(GOOD, pages=(0, -1)),
+        replace(GOOD, parents=(-1,)),
+        replace(GOOD, parents=(-1, 1)),
     ],
 )
 def test_refuses_rows_that_do_not_fit(rows):

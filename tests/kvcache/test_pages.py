@@ -93,3 +93,30 @@ def test_a_model_without_attention_has_pages_of_no_bytes():
     layout = KVLayout((), torch.float32)
     assert layout.page_bytes == 0
     PagePool(layout, 2).copy(PageCopy(0, 1, 10))
+
+
+def test_moved_tokens_are_read_before_any_is_written():
+    """In layers of different shapes, over the edge of a page."""
+    layout = KVLayout((LayerKV(3, 4), LayerKV(1, 6)), torch.float32)
+    pool, pages = PagePool(layout, 4), (3, 0)
+    generator = torch.Generator().manual_seed(0)
+    for page in range(4):
+        pool.page(page).copy_(torch.randn(pool.page(page).shape, generator=generator))
+    moves = [(254, 253), (256, 254), (257, 255), (300, 256)]
+    before = [
+        read(view(layer), pages).clone() for layer in (0, 1) for view in (pool.keys, pool.values)
+    ]
+    others = pool.page(1).clone(), pool.page(2).clone()
+    pool.move(pages, moves)
+    after = [read(view(layer), pages) for layer in (0, 1) for view in (pool.keys, pool.values)]
+    for old, new in zip(before, after, strict=True):
+        expected = old.clone()
+        for source, target in moves:
+            expected[target] = old[source]
+        assert torch.equal(new, expected)
+    assert torch.equal(pool.page(1), others[0])
+    assert torch.equal(pool.page(2), others[1])
+
+
+def test_nothing_moves_where_there_is_no_attention():
+    PagePool(KVLayout((), torch.float32), 2).move((0, 1), [(3, 2)])

@@ -67,7 +67,7 @@ def feed(pair: Pair, text: Sequence[int], chunks: Sequence[int]) -> torch.Tensor
         part = text[start : start + size]
         if part:
             logits.append(pair.programme.forward(batch_of(part, start), pair.pages).clone())
-            pair.programme.commit(0, len(part))
+            pair.programme.commit(0, range(len(part)))
             start += len(part)
     return torch.cat(logits)
 
@@ -118,7 +118,7 @@ def test_drafts_count_as_far_as_they_are_committed(pairs, name, accepted):
     wrong = [(token + 1) % VOCAB_SIZE for token in TEXT[63 + accepted : 70]]
     programme, pages = pair.programme, pair.pages
     programme.forward(batch_of(right + wrong, 61, num_draft=7), pages)
-    programme.commit(0, len(right))
+    programme.commit(0, range(len(right)))
     after = 61 + len(right)
     found = programme.forward(batch_of(TEXT[after:90], after), pages)
     assert_near(found, expected[after:90], 0.03)
@@ -132,7 +132,7 @@ def test_a_snapshot_outlives_what_its_slot_does_next(pairs, name):
     feed(pair, TEXT[:60], [60])
     state = programme.snapshot(0)
     programme.forward(batch_of(TEXT[100:120], 60), pages)
-    programme.commit(0, 20)
+    programme.commit(0, range(20))
     programme.restore(2, state)
     found = programme.forward(batch_of(TEXT[60:80], 60, slot=2), pages)
     assert torch.equal(found, expected)
@@ -148,7 +148,7 @@ def test_sequences_together_equal_each_alone(pairs, name):
     for slot, page in ((1, 2), (2, 3)):
         programme.reset(slot)
         programme.forward(on_page(batch_of(TEXT[:70], 0, slot=slot), page), pages)
-        programme.commit(slot, 70)
+        programme.commit(slot, range(70))
     programme.reset(0)
     sequences = (
         SequenceRows(1, 1, 70, (2,), (0,)),
@@ -200,7 +200,7 @@ def feed_packed(
         own = {"pages": table.pages, "packed_pages": table.packed_pages}
         rows = replace(batch.sequences[0], **own)
         logits.append(model.forward(replace(batch, sequences=(rows,)), pages).clone())
-        model.commit(0, num_rows)
+        model.commit(0, range(num_rows))
         pages.convert(table.advance(num_rows))
     return torch.cat(logits)
 

@@ -11,7 +11,7 @@ from ragflash.kvcache.pages import PagePool
 from ragflash.models.contract import ForwardBatch, Model, SequenceRows
 from ragflash.models.moe import Experts
 from tests.models.families import FAMILIES, HIDDEN_SIZE, VOCAB_SIZE, Tensors, tile
-from tests.models.forwards import PAGES, batch_of, load, poisoned_pages, run
+from tests.models.forwards import PAGES, Tree, batch_of, keep_path, load, poisoned_pages, run
 from tests.models.goldens import load_golden
 from tests.models.toy_files import TOKENS, write_gguf
 
@@ -92,7 +92,7 @@ def test_sequences_together_equal_each_alone(oracles, name):
     for slot in (0, 5):
         model.reset(slot)
     model.forward(replace_pages(batch_of(tokens[:70], 0, slot=5), (2,)), pages)
-    model.commit(5, 70)
+    model.commit(5, range(70))
     rows = (
         SequenceRows(0, 100, 0, (1,), tuple(range(100))),
         SequenceRows(5, 1, 70, (2,), (0,)),
@@ -114,15 +114,46 @@ def test_drafts_count_as_far_as_they_are_committed(oracles, name, accepted):
     model, pages = oracle.model, poisoned_pages(oracle.model)
     model.reset(0)
     model.forward(batch_of(TEXT[:61], 0), pages)
-    model.commit(0, 61)
+    model.commit(0, range(61))
     right = TEXT[61 : 63 + accepted]
     wrong = [(token + 1) % VOCAB_SIZE for token in TEXT[63 + accepted : 70]]
     found = model.forward(batch_of(right + wrong, 61, num_draft=7), pages)
     assert_close(found[: len(right)], oracle.logits[61 : 61 + len(right)])
-    model.commit(0, len(right))
+    model.commit(0, range(len(right)))
     after = 61 + len(right)
     found = model.forward(batch_of(TEXT[after : after + 20], after), pages)
     assert_close(found, oracle.logits[after : after + 20])
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+@pytest.mark.parametrize("seed", range(3))
+def test_branches_of_a_tree_are_texts_of_their_own(oracles, name, seed):
+    """Over an edge of a page, and deeper than the windows of the toys.
+
+    A path of any length is then kept; what it leaves is what the text alone leaves.
+    """
+    model, tree = oracles(name).model, Tree.random(seed, VOCAB_SIZE, num_certain=2, num_draft=20)
+    start, after = TEXT[:245], TEXT[250:270]
+    leaves = tree.leaves()
+    expected = [run(model, start + tree.text(tree.path(leaf)), [245])[245:] for leaf in leaves]
+    pages = poisoned_pages(model)
+    model.reset(5)
+    model.forward(batch_of(start, 0, slot=5), pages)
+    model.commit(5, range(245))
+    batch = batch_of(tree.token_ids, 245, slot=5, num_draft=tree.num_draft, parents=tree.parents)
+    found = model.forward(batch, pages)
+    for leaf, logits in zip(leaves, expected, strict=True):
+        assert_close(found[tree.path(leaf)], logits)
+    path = tree.path(leaves[-1])
+    path = path[: len(path) - seed % 2]
+    assert path != [*range(len(path))]
+    keep_path(model, pages, 245, path, slot=5)
+    alone = start + tree.text(path)
+    expected_after = run(model, alone + after, [len(alone)])[len(alone) :]
+    assert_close(model.forward(batch_of(after, len(alone), slot=5), pages), expected_after)
+    run(model, alone, [245, 1])
+    for kept, state in zip(model.snapshot(5), model.snapshot(0), strict=True):
+        torch.testing.assert_close(kept, state, rtol=1e-5, atol=1e-5 * state.abs().max())
 
 
 @pytest.mark.parametrize("name", HYBRIDS)
@@ -145,14 +176,14 @@ def test_a_snapshot_outlives_what_its_slot_does_next(oracles, name):
     pages = poisoned_pages(model)
     model.reset(0)
     model.forward(batch_of(TEXT[:100], 0), pages)
-    model.commit(0, 100)
+    model.commit(0, range(100))
     kept = model.snapshot(0)
     copies = [state.clone() for state in kept]
     for _ in range(2):
         model.restore(3, kept)
         found = model.forward(batch_of(TEXT[100:140], 100, slot=3), pages)
         assert_close(found, oracle.logits[100:140])
-        model.commit(3, 40)
+        model.commit(3, range(40))
     for state, copy in zip(kept, copies, strict=True):
         assert torch.equal(state, copy)
 
@@ -163,13 +194,13 @@ def test_rows_that_are_not_committed_change_no_state(oracles, name):
     pages = poisoned_pages(model)
     model.reset(0)
     model.forward(batch_of(TEXT[:50], 0), pages)
-    model.commit(0, 50)
+    model.commit(0, range(50))
     before = model.snapshot(0)
     model.forward(batch_of(TEXT[50:90], 50), pages)
     for found, state in zip(model.snapshot(0), before, strict=True):
         assert torch.equal(found, state)
     with pytest.raises(ValueError, match="30 of 40 rows"):
-        model.commit(0, 30)
+        model.commit(0, range(30))
 
 
 @pytest.mark.parametrize("name", FAMILIES)

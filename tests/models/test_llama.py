@@ -83,7 +83,7 @@ def test_says_what_it_is(model):
     assert layout == KVLayout.uniform(NUM_LAYERS, NUM_KV_HEADS, HEAD_DIM, torch.float32)
     assert model.compute_dtype == torch.float32
     assert not model.is_recurrent
-    model.commit(0, 1)
+    model.commit(0, range(1))
     model.reset(0)
     assert model.snapshot(0) == ()
     model.restore(0, ())

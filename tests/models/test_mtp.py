@@ -104,7 +104,7 @@ def found_logits(model: Qwen35, chunks: list[int], *, normed: bool = True) -> to
             for block in model.parts.blocks:
                 x = block(x, inner)
             hidden = x
-        model.commit(0, size)
+        model.commit(0, range(size))
         following = TEXT[start + 1 : start + size + 1]
         following += [0] * (size - len(following))
         after = model.step(batch_of(following, start), pages)

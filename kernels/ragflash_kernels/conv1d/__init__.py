@@ -9,6 +9,7 @@ import torch
 
 from ragflash_kernels.conv1d.reference import causal_conv1d_reference, tail_after_reference
 from ragflash_kernels.errors import KernelInputError
+from ragflash_kernels.parents import check_parents
 
 __all__ = ["causal_conv1d", "tail_after"]
 
@@ -48,13 +49,3 @@ def causal_conv1d(
 def tail_after(x: torch.Tensor, tail: torch.Tensor) -> torch.Tensor:
     """Return the tail `[K - 1, C]` that follows `tail` when rows `x` `[T, C]` have been taken."""
     return tail_after_reference(x, tail)
-
-
-def check_parents(parents: Sequence[int] | None, num_rows: int) -> None:
-    """Raise `KernelInputError` unless every row's parent is before it."""
-    if parents is None:
-        return
-    if len(parents) != num_rows:
-        raise KernelInputError(f"{len(parents)} parents for {num_rows} rows")
-    if not all(-1 <= parent < row for row, parent in enumerate(parents)):
-        raise KernelInputError(f"a parent of {tuple(parents)} does not come before its row")

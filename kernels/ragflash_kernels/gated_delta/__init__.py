@@ -17,7 +17,6 @@ from collections.abc import Sequence
 
 import torch
 
-from ragflash_kernels.conv1d import check_parents
 from ragflash_kernels.errors import KernelInputError
 from ragflash_kernels.gated_delta.layer import delta_commit, delta_prefill, delta_step
 from ragflash_kernels.gated_delta.reference import (
@@ -30,6 +29,7 @@ from ragflash_kernels.gated_delta.reference import (
 )
 from ragflash_kernels.gated_delta.states import DeltaSizes, DeltaStates
 from ragflash_kernels.gated_norm import gated_norm
+from ragflash_kernels.parents import check_parents
 
 __all__ = [
     "DeltaRows",

@@ -15,6 +15,8 @@ from dataclasses import dataclass
 import torch
 from torch.nn import functional
 
+from ragflash_kernels.parents import ancestors as ancestors_of
+
 _CHUNK = 64
 _EPS = 1e-6  # of the squared length of queries and keys
 
@@ -104,7 +106,8 @@ def tree_reference(
 ) -> tuple[torch.Tensor, Tape]:
     """Take rows of a tree; see `gated_delta_tree`."""
     num_rows = len(rows.q)
-    ancestors = _ancestors(range(-1, num_rows - 1) if parents is None else parents).to(state.device)
+    line = tuple(range(-1, num_rows - 1) if parents is None else parents)
+    ancestors = ancestors_of(line).to(state.device)
     q, k, values = rows.heads()
     decay = rows.log_decay.t() @ ancestors.t().float()  # [Hv, T]
     targets = values - decay.exp()[..., None] * (k @ state)
@@ -155,12 +158,3 @@ def _decay_between(decay: torch.Tensor, ancestors: torch.Tensor) -> torch.Tensor
     """Return what is left at row i of what row j added, `[..., T, T]`; 0 if j is no ancestor."""
     difference = decay[..., :, None] - decay[..., None, :]
     return difference.masked_fill(~ancestors, float("-inf")).exp()
-
-
-def _ancestors(parents: Sequence[int]) -> torch.Tensor:
-    """Return `[T, T]`, whether j is i or comes before it on its path."""
-    seen = torch.eye(len(parents), dtype=torch.bool)
-    for row, parent in enumerate(parents):
-        if parent >= 0:
-            seen[row] |= seen[parent]
-    return seen

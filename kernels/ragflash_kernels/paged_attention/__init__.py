@@ -16,6 +16,7 @@ from ragflash_kernels.kv_codec import KvFormat
 from ragflash_kernels.paged_attention.parts import KvPart, attend_parts_reference
 from ragflash_kernels.paged_attention.reference import paged_attention_reference
 from ragflash_kernels.paged_attention.visibility import Visibility
+from ragflash_kernels.parents import check_parents
 from ragflash_kernels.qmatmul.activations import ActivationBuffers
 
 __all__ = ["KvPart", "QueryRows", "Visibility", "attend_parts", "paged_attention"]
@@ -24,7 +25,8 @@ __all__ = ["KvPart", "QueryRows", "Visibility", "attend_parts", "paged_attention
 class QueryRows(Protocol):
     """One sequence's share of the query rows.
 
-    Row `r` of it sees the first `committed + r + 1` tokens of `pages`, or the newest of those.
+    Row `r` is token `committed + r` of `pages`. It sees the tokens before all rows, and itself and
+    the rows before it on its path; of a window, those of the newest positions.
     """
 
     @property
@@ -38,6 +40,13 @@ class QueryRows(Protocol):
     @property
     def pages(self) -> tuple[int, ...]:
         """Page numbers in order; they hold `committed + num_rows` tokens or more."""
+
+    @property
+    def parents(self) -> tuple[int, ...] | None:
+        """For each row the row before it, a smaller number, -1 for none; `None` is a chain.
+
+        A row's position is `committed` and the number of rows before it on its path.
+        """
 
 
 def paged_attention(
@@ -151,6 +160,7 @@ def _check(
     if sum(rows.num_rows for rows in sequences) != q.shape[0]:
         raise KernelInputError(f"the sequences do not have {q.shape[0]} rows together")
     for rows in sequences:
+        check_parents(rows.parents, rows.num_rows)
         if rows.num_rows < 1 or rows.committed < 0:
             raise KernelInputError(f"{rows.num_rows} rows after {rows.committed} tokens")
         if rows.committed + rows.num_rows > len(rows.pages) * page_tokens:

@@ -15,6 +15,8 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from ragflash_kernels.parents import ancestors, depths
+
 if TYPE_CHECKING:
     from ragflash_kernels.paged_attention import QueryRows
 
@@ -37,6 +39,21 @@ class _Run:
         return self.num_pages * int(self.places.stop - self.places.start)
 
 
+@dataclass(frozen=True, slots=True)
+class _Sight:
+    """What a block of rows sees of its sequence.
+
+    Attributes:
+        begin: First token that any of them sees.
+        hidden: `[rows, last tokens]`, which of the last tokens are on no path to a row.
+        oldest: First token that each row sees, counted from `begin`; `None` for all of them.
+    """
+
+    begin: int
+    hidden: torch.Tensor
+    oldest: tuple[int, ...] | None
+
+
 def paged_attention_reference(
     q: torch.Tensor,
     keys: torch.Tensor,
@@ -52,16 +69,35 @@ def paged_attention_reference(
         for first in range(0, rows.num_rows, _ROW_BLOCK):
             last = min(first + _ROW_BLOCK, rows.num_rows)
             block = slice(start + first, start + last)
-            begin, end = 0, rows.committed + last
-            if window is not None:
-                begin = max(0, rows.committed + first + 1 - window)
-            runs = _runs(rows.pages, begin, end, keys.shape[2])
+            sight = _see(rows, first, last, window)
+            runs = _runs(rows.pages, sight.begin, rows.committed + last, keys.shape[2])
             if rows.num_rows == 1 and q.is_cpu:
                 mixed.append(_attend_alone(q[block], keys, values, runs, scale))
             else:
-                mixed.append(_attend(q[block] * scale, keys, values, runs, window))
+                mixed.append(_attend(q[block] * scale, keys, values, runs, sight))
         start += rows.num_rows
     return mixed[0] if len(mixed) == 1 else torch.cat(mixed)
+
+
+def _see(rows: "QueryRows", first: int, last: int, window: int | None) -> _Sight:
+    """Say what rows `first … last - 1` of a sequence see."""
+    if rows.parents is None:
+        order = torch.arange(last - first)
+        hidden = order[:, None] < order
+        behind: Sequence[int] = range(first, last)
+    else:
+        every = depths(rows.parents, rows.num_rows)
+        behind = every[first:last]
+        hidden = ~ancestors(rows.parents)[first:last, :last]
+        if window is not None:
+            tokens = torch.tensor(every[:last])
+            hidden = hidden | (tokens <= torch.tensor(behind)[:, None] - window)
+    if window is None:
+        return _Sight(0, hidden, None)
+    begin = max(0, rows.committed + min(behind) + 1 - window)
+    if rows.parents is not None:
+        hidden = hidden[:, max(0, begin - rows.committed) :]
+    return _Sight(begin, hidden, tuple(rows.committed + b + 1 - window - begin for b in behind))
 
 
 @lru_cache(maxsize=64)  # all layers of a step ask the same
@@ -118,21 +154,19 @@ def _attend(
     keys: torch.Tensor,
     values: torch.Tensor,
     runs: Sequence[_Run],
-    window: int | None,
+    sight: _Sight,
 ) -> torch.Tensor:
-    """Return the attention of `q`, whose last row sees `runs` up to their end."""
+    """Return the attention of `q`, which sees of `runs` what `sight` says."""
     num_rows, num_heads, head_dim = q.shape
     num_kv_heads = keys.shape[1]
     group = num_heads // num_kv_heads
     grouped = q.view(num_rows, num_kv_heads, group, head_dim)
     queries = grouped.permute(1, 3, 0, 2).reshape(num_kv_heads, head_dim, -1)  # [Hkv, D, rows]
     scores = _scores(queries, keys, runs)
-    if num_rows > 1:
-        row = torch.arange(num_rows, device=q.device)
-        hidden = (row[:, None] > row).repeat_interleave(group, dim=1)
-        scores[:, -num_rows:].masked_fill_(hidden, float("-inf"))
-    if window is not None:
-        _hide_old(scores, num_rows, group, window)
+    hidden = sight.hidden.t().to(q.device).repeat_interleave(group, dim=1)
+    scores[:, -len(hidden) :].masked_fill_(hidden, float("-inf"))
+    if sight.oldest is not None:
+        _hide_old(scores, sight.oldest, group)
     if scores.dtype == torch.float32:  # in place: scores of a long text are tens of megabytes
         weights = torch.softmax(scores, dim=1, out=scores)
     else:
@@ -141,12 +175,11 @@ def _attend(
     return mixed.transpose(0, 1).reshape(q.shape).to(q.dtype)
 
 
-def _hide_old(scores: torch.Tensor, num_rows: int, group: int, window: int) -> None:
-    """Mask in `[Hkv, S, rows]` what lies `window` tokens or more before a row's own token."""
-    num_tokens = scores.shape[1]
-    first_seen = torch.arange(num_tokens - num_rows, num_tokens, device=scores.device) - window + 1
-    num_affected = max(0, num_tokens - window)
+def _hide_old(scores: torch.Tensor, oldest: Sequence[int], group: int) -> None:
+    """Mask in `[Hkv, S, rows]` the tokens before the oldest one that each row sees."""
+    num_affected = max(0, *oldest)
     token = torch.arange(num_affected, device=scores.device)
+    first_seen = torch.tensor(oldest, device=scores.device)
     hidden = (token[:, None] < first_seen).repeat_interleave(group, dim=1)
     scores[:, :num_affected].masked_fill_(hidden, float("-inf"))
 

@@ -8,6 +8,8 @@ import torch
 from torch import Tensor
 
 from ragflash_kernels.errors import KernelInputError
+from ragflash_kernels.parents import depths
+from ragflash_kernels.parents import words as paths
 
 if TYPE_CHECKING:
     from ragflash_kernels.paged_attention import QueryRows
@@ -46,7 +48,7 @@ class Visibility:
     def causal(
         cls, sequences: "Sequence[QueryRows]", device: torch.device, window: int | None = None
     ) -> "Visibility":
-        """Return what rows one after the other see; of a window, the newest tokens only.
+        """Return what rows see before them on their paths; of a window, the newest positions only.
 
         Raises:
             KernelInputError: A sequence has more than `MAX_ROWS` rows.
@@ -61,8 +63,8 @@ class Visibility:
         starts: list[int] = []
         for rows in sequences:
             first_rows.append(first_rows[-1] + rows.num_rows)
-            words += [(1 << r + 1) - 1 for r in range(rows.num_rows)]
-            newest = range(rows.committed + 1, rows.committed + rows.num_rows + 1)
+            words += paths(rows.parents, rows.num_rows, window)
+            newest = [rows.committed + 1 + depth for depth in depths(rows.parents, rows.num_rows)]
             starts += [0 if window is None else max(0, seen - window) for seen in newest]
         signed = [word - (word >> 31 << 32) for word in words]
 

@@ -140,8 +140,9 @@ class DeviceModel(Model):
             self.forward(ForwardBatch(ids, ids, (rows,)), self._pages)
         self.reset(0)
 
-    def commit(self, slot: int, num_rows: int) -> None:
+    def commit(self, slot: int, path: Sequence[int]) -> None:
         """See `Model`."""
+        num_rows = len(path)
         if self._states is None or slot not in self._has_tape:
             return
         self._has_tape.remove(slot)

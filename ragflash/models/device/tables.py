@@ -7,6 +7,7 @@ from itertools import accumulate
 import numpy as np
 import torch
 
+from ragflash.errors import ModelError
 from ragflash.kvcache.allocator import PAGE_TOKENS
 from ragflash.models.contract import SequenceRows
 from ragflash_kernels.paged_attention.visibility import Visibility
@@ -110,7 +111,13 @@ class StepTables:
         )
 
     def fill(self, token_ids: Sequence[int], sequences: Sequence[SequenceRows]) -> None:
-        """Describe a step of at most 32 rows and send it."""
+        """Describe a step of at most 32 rows and send it.
+
+        Raises:
+            ModelError: The rows are a tree.
+        """
+        if any(rows.parents is not None for rows in sequences):
+            raise ModelError("a card computes no tree of drafts yet: choose a drafter of chains")
         self._turn = (self._turn + 1) % _STAGES
         if self._sent:
             self._sent[self._turn].synchronize()
