@@ -149,10 +149,24 @@ ENGINE_METRICS: dict[str, tuple[Kind, str, str]] = {
 }
 
 
+Numbers = Mapping[str, float | Mapping[str, int]]
+"""Numbers by name; what is counted by reason is a mapping of its own."""
+
 # Number of the folder of session files, or of its writer → metric.
 SESSION_METRICS: dict[str, tuple[Kind, str, str]] = {
     "num_segments": (Kind.GAUGE, "ragflash_sessions", "Session files that can be used."),
     "size_bytes": (Kind.GAUGE, "ragflash_sessions_bytes", "All files, damaged ones included."),
+    "quota_bytes": (Kind.GAUGE, "ragflash_sessions_quota_bytes", "Most that they may take."),
+    "largest_collection_bytes": (
+        Kind.GAUGE,
+        "ragflash_sessions_largest_collection_bytes",
+        "Files of the collection that has most of them.",
+    ),
+    "collection_quota_bytes": (
+        Kind.GAUGE,
+        "ragflash_sessions_collection_quota_bytes",
+        "Most that files of one collection may take.",
+    ),
     "num_set_aside": (
         Kind.COUNTER,
         "ragflash_sessions_damaged_total",
@@ -163,6 +177,11 @@ SESSION_METRICS: dict[str, tuple[Kind, str, str]] = {
         "ragflash_sessions_written_today_bytes",
         "Written, or set out to be, since midnight (UTC).",
     ),
+    "daily_write_bytes": (
+        Kind.GAUGE,
+        "ragflash_sessions_daily_write_bytes",
+        "Most that may be written in a day.",
+    ),
     "saved": (Kind.COUNTER, "ragflash_sessions_saved_total", "Files that were written."),
     "dropped": (
         Kind.COUNTER,
@@ -172,7 +191,7 @@ SESSION_METRICS: dict[str, tuple[Kind, str, str]] = {
     "refused": (
         Kind.COUNTER,
         "ragflash_sessions_refused_total",
-        "Files not written for want of room or by a fault of the disk.",
+        "Files not written, by reason.",
     ),
     "queued_bytes": (Kind.GAUGE, "ragflash_sessions_queued_bytes", "Waiting to be written."),
 }
@@ -192,7 +211,7 @@ def exposition(
     engine: Mapping[str, int] | None,
     documents: Mapping[str, int] | None,
     jobs: Mapping[str, int] | None,
-    sessions: Mapping[str, int] | None,
+    sessions: Numbers | None,
 ) -> bytes:
     """Write everything in Prometheus' text format, 0.0.4.
 
@@ -215,7 +234,7 @@ class _Present(Collector):
         engine: Mapping[str, int] | None,
         documents: Mapping[str, int] | None,
         jobs: Mapping[str, int] | None,
-        sessions: Mapping[str, int] | None,
+        sessions: Numbers | None,
     ) -> None:
         self._is_ready = is_ready
         self._engine = engine
@@ -229,15 +248,24 @@ class _Present(Collector):
         for known, numbers in ((ENGINE_METRICS, self._engine), (SESSION_METRICS, self._sessions)):
             for field, (kind, name, said) in known.items():
                 if numbers is not None:
-                    yield kind.value(name, said, numbers[field])
+                    yield _metric(kind, name, said, numbers[field])
         if self._documents is not None:
-            yield _by_state("ragflash_documents", "Documents by state.", self._documents)
+            yield _labelled(
+                Kind.GAUGE, "ragflash_documents", "Documents by state.", "state", self._documents
+            )
         if self._jobs is not None:
-            yield _by_state("ragflash_jobs", "Jobs by state.", self._jobs)
+            yield _labelled(Kind.GAUGE, "ragflash_jobs", "Jobs by state.", "state", self._jobs)
 
 
-def _by_state(name: str, said: str, numbers: Mapping[str, int]) -> Metric:
-    family = GaugeMetricFamily(name, said, labels=("state",))
-    for state, number in numbers.items():
-        family.add_metric((state,), number)
+def _metric(kind: Kind, name: str, said: str, number: float | Mapping[str, int]) -> Metric:
+    if isinstance(number, Mapping):
+        return _labelled(kind, name, said, "reason", number)
+    family: Metric = kind.value(name, said, number)
+    return family
+
+
+def _labelled(kind: Kind, name: str, said: str, label: str, numbers: Mapping[str, int]) -> Metric:
+    family: GaugeMetricFamily | CounterMetricFamily = kind.value(name, said, labels=(label,))
+    for value, number in numbers.items():
+        family.add_metric((value,), number)
     return family

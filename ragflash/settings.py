@@ -103,6 +103,20 @@ class Settings(BaseSettings):
         description="Most that files of remembered prompts take in the data folder, in GiB, so "
         "that a document read once is not read again after a restart; 0 keeps none.",
     )
+    sessions_collection_gb: float | None = Field(
+        None,
+        gt=0,
+        allow_inf_nan=False,
+        description="Most that those of one collection take, in GiB; unset leaves each as much as "
+        "all together.",
+    )
+    sessions_daily_write_gb: float = Field(
+        100.0,
+        ge=0,
+        allow_inf_nan=False,
+        description="Most that is written to them in a day (UTC), in GiB, for the sake of flash "
+        "memory; 0 sets no limit.",
+    )
     max_slots: int = Field(4, ge=1, le=64, description="Requests that are decoded together.")
     queue_size: int = Field(
         32, ge=1, description="Requests that may wait for a slot; more are answered 429."

@@ -11,6 +11,7 @@ from ragflash.api.problems import NotReady
 from ragflash.engine.request import EngineInfo, Event, GenerateRequest
 from ragflash.engine.stats import EngineStats
 from ragflash.errors import Conflict, EngineDead, RagflashError, StorageError
+from ragflash.metrics import Numbers
 from ragflash.rag.records import (
     DEFAULT_COLLECTION,
     AskEvent,
@@ -151,6 +152,7 @@ class TextEngine(Protocol):
     def generate(self, request: GenerateRequest) -> AsyncGenerator[Event, None]: ...
     def info(self) -> EngineInfo: ...
     def stats(self) -> EngineStats: ...
+    def stored_bytes(self) -> Mapping[str, int]: ...
     @property
     def is_alive(self) -> bool: ...
 
@@ -257,7 +259,7 @@ class Services:
         assert self._sessions is not None
         return self._sessions
 
-    def session_counts(self) -> Mapping[str, int] | None:
+    def session_counts(self) -> Numbers | None:
         """Count files of remembered prompts; `None` where there are none to count."""
         if self._sessions is None or self._count_saves is None:
             return None
@@ -265,6 +267,13 @@ class Services:
             return asdict(self._sessions.counts()) | asdict(self._count_saves())
         except StorageError:
             return None
+
+    def stored_bytes(self) -> Mapping[str, int]:
+        """Say what stored prompts take of memory, by id; nothing once the engine has stopped."""
+        try:
+            return self.engine.stored_bytes()
+        except EngineDead:
+            return {}
 
     def missing(self) -> tuple[tuple[str, ...], str | None]:
         """Name the parts that cannot serve, and say why."""

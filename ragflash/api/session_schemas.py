@@ -1,5 +1,7 @@
 """What routes and commands say of remembered prompts."""
 
+import math
+from collections.abc import Mapping, Sequence
 from enum import StrEnum
 from typing import Literal
 
@@ -7,7 +9,12 @@ from pydantic import Field
 
 from ragflash.api.schemas import Reply, Rounded, UsageOut
 from ragflash.engine.cache import CacheMiss, CacheTier
-from ragflash.sessions import SessionInfo
+from ragflash.sessions import SessionCounts, SessionInfo
+
+
+def collections_of(namespace: str) -> tuple[str, ...]:
+    """Return the collections whose text may be in prompts of a namespace."""
+    return tuple(namespace.split("\x1f"))
 
 
 class SessionKind(StrEnum):
@@ -35,13 +42,16 @@ class SessionOut(Reply):
     tokens: int = Field(description="Of its own.")
     end_tokens: int = Field(description="From the start of the prompt to its end.")
     file_bytes: int
+    device_bytes: int = Field(description="Of memory, while it is there too.")
     prefill_seconds: Rounded = Field(description="That computing it took: what a use saves.")
     created_ms: int
     last_used_ms: int
     pinned: bool
 
     @classmethod
-    def of_file(cls, info: SessionInfo, names: dict[str, str]) -> "SessionOut":
+    def of_file(
+        cls, info: SessionInfo, names: Mapping[str, str], device_bytes: int = 0
+    ) -> "SessionOut":
         """Describe a file, with the names of documents by id as far as they are known."""
         kinds = (SessionKind.PROMPT, SessionKind.DOCUMENT, SessionKind.BUNDLE)
         return cls(
@@ -53,6 +63,7 @@ class SessionOut(Reply):
             tokens=info.num_tokens,
             end_tokens=info.end,
             file_bytes=info.size_bytes,
+            device_bytes=device_bytes,
             prefill_seconds=info.prefill_seconds,
             created_ms=round(1000 * info.created_s),
             last_used_ms=round(1000 * info.last_used_s),
@@ -60,13 +71,69 @@ class SessionOut(Reply):
         )
 
 
+class SessionCollection(Reply):
+    """What files with text of these collections take; more than one where a prompt joins them."""
+
+    collections: tuple[str, ...]
+    file_bytes: int
+
+
+class SessionLimitsOut(Reply):
+    """What files may take; `null` where no limit is set."""
+
+    quota_bytes: int
+    collection_quota_bytes: int | None
+    daily_write_bytes: int | None
+    written_today_bytes: int
+
+    @classmethod
+    def of_counts(cls, counts: SessionCounts) -> "SessionLimitsOut":
+        """Read them off what a folder counts."""
+        return cls(
+            quota_bytes=counts.quota_bytes,
+            collection_quota_bytes=_finite(counts.collection_quota_bytes),
+            daily_write_bytes=_finite(counts.daily_write_bytes),
+            written_today_bytes=counts.written_today_bytes,
+        )
+
+
+def _finite(limit: float) -> int | None:
+    return None if math.isinf(limit) else int(limit)
+
+
 class SessionListOut(Reply):
-    """All stored prompts, the last used first; none where `enabled` is false."""
+    """All stored prompts, the last used first; none where `enabled` is false.
+
+    `device_bytes` are those of the listed ones; other prompts may be in memory alone.
+    """
 
     object: Literal["list"] = "list"
     enabled: bool
-    file_bytes: int
-    data: tuple[SessionOut, ...]
+    file_bytes: int = 0
+    device_bytes: int = 0
+    limits: SessionLimitsOut | None = None
+    collections: tuple[SessionCollection, ...] = ()
+    data: tuple[SessionOut, ...] = ()
+
+    @classmethod
+    def of_files(
+        cls, infos: Sequence[SessionInfo], shown: Sequence[SessionOut], counts: SessionCounts
+    ) -> "SessionListOut":
+        """Sum up files, each of which is shown."""
+        sizes: dict[str, int] = {}
+        for info in infos:
+            sizes[info.namespace] = sizes.get(info.namespace, 0) + info.size_bytes
+        return cls(
+            enabled=counts.quota_bytes > 0,
+            file_bytes=sum(sizes.values()),
+            device_bytes=sum(each.device_bytes for each in shown),
+            limits=SessionLimitsOut.of_counts(counts),
+            collections=tuple(
+                SessionCollection(collections=collections_of(name), file_bytes=size)
+                for name, size in sorted(sizes.items())
+            ),
+            data=tuple(shown),
+        )
 
 
 class PrefilledOut(Reply):

@@ -1,6 +1,7 @@
 """The files of remembered prompts in the data folder, which outlive the engine."""
 
 import logging
+import math
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -16,7 +17,6 @@ if TYPE_CHECKING:
 _log = logging.getLogger(__name__)
 
 _GIB = 1 << 30
-_QUOTAS_A_DAY = 10  # written at most, for the sake of flash memory
 
 _changing = threading.Lock()  # of who has the folder open in this process
 
@@ -78,9 +78,16 @@ def open_sessions(settings: Settings, *, read_only: bool = False) -> "SessionFol
     """
     from ragflash.sessions import SessionFolder, SessionLimits  # noqa: PLC0415  (as above)
 
-    quota_bytes = int(settings.sessions_gb * _GIB)
-    limits = SessionLimits(quota_bytes=quota_bytes, daily_write_bytes=_QUOTAS_A_DAY * quota_bytes)
+    limits = SessionLimits(
+        quota_bytes=int(settings.sessions_gb * _GIB),
+        collection_quota_bytes=_limit_bytes(settings.sessions_collection_gb),
+        daily_write_bytes=_limit_bytes(settings.sessions_daily_write_gb),
+    )
     return SessionFolder.open(_path(settings), limits, read_only=read_only)
+
+
+def _limit_bytes(gib: float | None) -> float:
+    return gib * _GIB if gib else math.inf
 
 
 def _path(settings: Settings) -> Path:

@@ -37,22 +37,19 @@ def list_sessions(*, data_dir: DataDirOption = None, as_json: JsonOption = False
 
         settings = load_settings(data_dir=data_dir)
         with _reading(settings) as folder:
-            infos = folder.list()
-        found = SessionListOut(
-            enabled=settings.sessions_gb > 0,
-            file_bytes=sum(info.size_bytes for info in infos),
-            data=tuple(SessionOut.of_file(info, {}) for info in infos),
-        )
+            infos, counts = folder.list(), folder.counts()
+        shown = [SessionOut.of_file(info, {}) for info in infos]
+        found = SessionListOut.of_files(infos, shown, counts)
         table = Table("id", "documents", "tokens", "MB", "saves", "last used", "pinned", box=None)
-        for shown in found.data:
+        for each in found.data:
             table.add_row(
-                shown.id[:_SHOWN_DIGITS],
-                ", ".join(document.id for document in shown.documents) or "none",
-                f"{shown.end_tokens - shown.tokens}–{shown.end_tokens}",
-                f"{shown.file_bytes / 1e6:.1f}",
-                f"{shown.prefill_seconds:.1f} s",
-                time.strftime("%Y-%m-%d %H:%M", time.localtime(shown.last_used_ms / 1000)),
-                "yes" if shown.pinned else "",
+                each.id[:_SHOWN_DIGITS],
+                ", ".join(document.id for document in each.documents) or "none",
+                f"{each.end_tokens - each.tokens}–{each.end_tokens}",
+                f"{each.file_bytes / 1e6:.1f}",
+                f"{each.prefill_seconds:.1f} s",
+                time.strftime("%Y-%m-%d %H:%M", time.localtime(each.last_used_ms / 1000)),
+                "yes" if each.pinned else "",
             )
         if found.data:
             output.show(table)
@@ -92,12 +89,7 @@ def pin(
     session: IdArgument, *, data_dir: DataDirOption = None, as_json: JsonOption = False
 ) -> None:
     """Keep a file, and those before it in the prompt, when room has to be made."""
-    with Output(as_json=as_json) as output:
-        with _writing(load_settings(data_dir=data_dir)) as folder:
-            id_ = _find(folder, session)
-            folder.pin(id_)
-        output.say(f"pinned {id_}")
-        output.result({"pinned": id_})
+    _mark(session, data_dir, as_json=as_json, pinned=True)
 
 
 @app.command()
@@ -105,12 +97,7 @@ def unpin(
     session: IdArgument, *, data_dir: DataDirOption = None, as_json: JsonOption = False
 ) -> None:
     """Let a file go when room has to be made."""
-    with Output(as_json=as_json) as output:
-        with _writing(load_settings(data_dir=data_dir)) as folder:
-            id_ = _find(folder, session)
-            folder.unpin(id_)
-        output.say(f"unpinned {id_}")
-        output.result({"unpinned": id_})
+    _mark(session, data_dir, as_json=as_json, pinned=False)
 
 
 @app.command()
@@ -161,6 +148,16 @@ def import_file(
             raise StorageError(f"{source} was not taken in: {reason}")
         output.say(f"{source} is stored" if refused is None else f"{source} was stored already")
         output.result({"path": str(source), "already_stored": refused is not None})
+
+
+def _mark(session: str, data_dir: Path | None, *, as_json: bool, pinned: bool) -> None:
+    word = "pinned" if pinned else "unpinned"
+    with Output(as_json=as_json) as output:
+        with _writing(load_settings(data_dir=data_dir)) as folder:
+            id_ = _find(folder, session)
+            (folder.pin if pinned else folder.unpin)(id_)
+        output.say(f"{word} {id_}")
+        output.result({word: id_})
 
 
 @contextmanager

@@ -129,6 +129,16 @@ class EngineClient:
         """
         return await asyncio.wrap_future(self._worker.drop_source(source_id))
 
+    def stored_bytes(self) -> dict[str, int]:
+        """Bytes of memory that stored prompt segments take, by key in hexadecimal digits; blocks.
+
+        What two segments share counts for the first; a key is the id of the segment's file.
+
+        Raises:
+            EngineDead: The engine has stopped.
+        """
+        return {key.hex(): size for key, size in self._worker.stored_bytes().result().items()}
+
     def close(self) -> None:
         """Cancel what is in flight and end the worker."""
         self._worker.close()

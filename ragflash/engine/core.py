@@ -113,6 +113,14 @@ class EngineCore:
             **asdict(totals),
         )
 
+    def stored_bytes(self) -> dict[bytes, int]:
+        """Bytes of pages and state that each stored segment adds to those before it, by key."""
+        stored = {segment.key: segment for segment in self._store.stored()}
+        return {
+            key: self._runner.segment_bytes(segment, stored.get(segment.parent))
+            for key, segment in stored.items()
+        }
+
     def add(self, job: Job) -> None:
         """Queue a job."""
         output, drafter = None, None

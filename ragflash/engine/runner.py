@@ -9,7 +9,7 @@ from ragflash.engine.batch import Rows, build_batch
 from ragflash.engine.sequence import Cache, Sequence
 from ragflash.kvcache.allocator import PAGE_TOKENS, PageForm
 from ragflash.kvcache.pages import KVPages
-from ragflash.kvcache.segments import PendingSegment
+from ragflash.kvcache.segments import PendingSegment, StoredSegment
 from ragflash.models.contract import Model
 
 
@@ -90,6 +90,16 @@ class Runner:
         at = self._pages.page(form, page)
         if at.device.type != "cpu":
             at.copy_(landed)
+
+    def segment_bytes(self, segment: StoredSegment, parent: StoredSegment | None) -> int:
+        """Count the bytes of pages and state that a segment has beyond the one before it."""
+        size = sum(state.nbytes for state in segment.state if isinstance(state, torch.Tensor))
+        exact = set(segment.pages).difference(parent.pages if parent else ())
+        packed = set(segment.packed_pages).difference(parent.packed_pages if parent else ())
+        for form, own in ((PageForm.EXACT, exact), (PageForm.PACKED, packed)):
+            if own:
+                size += len(own) * self._pages.page(form, 0).nbytes
+        return size
 
     def state_shapes(self) -> tuple[torch.Tensor, ...]:
         """Return tensors like those of a snapshot; for a model that computes nothing yet."""

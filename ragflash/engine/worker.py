@@ -27,6 +27,11 @@ class _DropSource:
     done: Future[int]
 
 
+@dataclass(frozen=True, slots=True)
+class _Weigh:
+    done: Future[dict[bytes, int]]
+
+
 class _Stop:
     """Ends the thread."""
 
@@ -50,7 +55,7 @@ class Worker:
         self._core = core
         self._prepare = prepare
         self._permits = threading.Semaphore(max_in_flight)
-        self._inbox: queue.Queue[Job | _DropSource | _Stop] = queue.Queue()
+        self._inbox: queue.Queue[Job | _DropSource | _Weigh | _Stop] = queue.Queue()
         self._lock = threading.Lock()
         self._is_open = True
         self._thread = threading.Thread(target=self._run, name="ragflash-engine", daemon=True)
@@ -86,6 +91,12 @@ class Worker:
         self._put(order)
         return order.done
 
+    def stored_bytes(self) -> "Future[dict[bytes, int]]":
+        """Have stored segments weighed, after the current step; see `EngineCore.stored_bytes`."""
+        order = _Weigh(Future())
+        self._put(order)
+        return order.done
+
     def close(self) -> None:
         """Stop after the current step, fail what is in flight, and wait for the thread."""
         try:
@@ -94,7 +105,7 @@ class Worker:
             _log.debug("engine was already stopped")
         self._thread.join()
 
-    def _put(self, item: Job | _DropSource | _Stop) -> None:
+    def _put(self, item: Job | _DropSource | _Weigh | _Stop) -> None:
         with self._lock:
             if not self._is_open:
                 raise EngineDead("the engine has stopped; restart the server")
@@ -134,6 +145,8 @@ class Worker:
                     self._core.add(item)
                 case _DropSource(source_id, done):
                     done.set_result(self._core.drop_source(source_id))
+                case _Weigh(done):
+                    done.set_result(self._core.stored_bytes())
                 case _Stop():
                     return False
 
@@ -145,7 +158,7 @@ class Worker:
             match self._inbox.get():
                 case Job() as job:
                     job.emit(Failed(job.request.id, error))
-                case _DropSource(_, done):
+                case _DropSource(done=done) | _Weigh(done=done):
                     done.set_exception(error)
                 case _Stop():
                     pass

@@ -147,6 +147,9 @@ class SegmentStore(Protocol):
     def num_evicted(self) -> int:
         """Segments that were dropped so far to make room."""
 
+    def stored(self) -> tuple[StoredSegment, ...]:
+        """Return all segments that lookups find."""
+
     def lookup(
         self, segments: Sequence[tuple[int, ...]], *, identity: str, namespace: str
     ) -> SegmentHit | SegmentMiss:

@@ -67,6 +67,10 @@ class SegmentTree:
         """See `SegmentStore.num_evicted`."""
         return self._num_evicted
 
+    def stored(self) -> tuple[StoredSegment, ...]:
+        """See `SegmentStore.stored`."""
+        return tuple(node.segment for node in self._nodes.values())
+
     def lookup(
         self, segments: Sequence[tuple[int, ...]], *, identity: str, namespace: str
     ) -> SegmentHit | SegmentMiss:

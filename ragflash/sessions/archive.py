@@ -4,10 +4,11 @@ import logging
 import queue
 import threading
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import cast
 
+from ragflash.errors import StorageError
 from ragflash.kvcache.archive import ArchivedItem, FileMiss, SegmentArchive, SegmentCopy
 from ragflash.kvcache.identity import Identity
 from ragflash.sessions.folder import SessionFolder
@@ -20,6 +21,7 @@ _log = logging.getLogger(__name__)
 _QUEUED_BYTES = 1 << 30
 _REFUSAL_HOLDS_S = 600.0
 _REFUSALS_REMEMBERED = 4096
+_RECOUNT_EVERY_S = 3600.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,13 +31,13 @@ class ArchiveCounts:
     Attributes:
         saved: Written.
         dropped: Not taken, since too much was waiting.
-        refused: Not written, for want of room or by a fault of the disk.
+        refused: Not written, by `RefusalReason`.
         queued_bytes: Of those that wait or are being written.
     """
 
     saved: int
     dropped: int
-    refused: int
+    refused: Mapping[str, int]
     queued_bytes: int
 
 
@@ -49,18 +51,31 @@ class _Save:
 class FolderArchive(SegmentArchive):
     """Keeps segments in a folder; what the engine calls waits for no write.
 
+    One thread writes, evicts for it, and now and then counts the files again. Should it fail, it
+    says so in the log and goes on.
+
     Args:
         folder: Stays the caller's, and open until `close` has returned.
         queued_bytes: That may wait to be written; a larger segment is taken when nothing waits.
+        recount_every_s: How often files are counted again, for what happened behind our back.
     """
 
-    def __init__(self, folder: SessionFolder, *, queued_bytes: int = _QUEUED_BYTES) -> None:
+    def __init__(
+        self,
+        folder: SessionFolder,
+        *,
+        queued_bytes: int = _QUEUED_BYTES,
+        recount_every_s: float = _RECOUNT_EVERY_S,
+    ) -> None:
         self._folder = folder
         self._most_bytes = queued_bytes
         self._lock = threading.Lock()
         self._underway: dict[bytes, int] = {}
         self._refused_at: dict[bytes, float] = {}
-        self._num_saved = self._num_dropped = self._num_refused = 0
+        self._num_saved = self._num_dropped = 0
+        self._num_refused = dict.fromkeys(map(str, RefusalReason), 0)
+        self._recount_every_s = recount_every_s
+        self._recount_at = time.monotonic() + recount_every_s
         self._saves: queue.Queue[_Save | None] = queue.Queue()
         self._thread = threading.Thread(target=self._run, name="ragflash-saves", daemon=True)
         self._thread.start()
@@ -78,7 +93,8 @@ class FolderArchive(SegmentArchive):
         """Return what was done so far."""
         with self._lock:
             waiting = sum(self._underway.values())
-            return ArchiveCounts(self._num_saved, self._num_dropped, self._num_refused, waiting)
+            refused = dict(self._num_refused)
+            return ArchiveCounts(self._num_saved, self._num_dropped, refused, waiting)
 
     def find(
         self, segments: Sequence[tuple[int, ...]], *, identity: Identity, namespace: str
@@ -119,19 +135,51 @@ class FolderArchive(SegmentArchive):
         return True
 
     def _run(self) -> None:
-        """Write one after the other; nothing that goes wrong with one ends the thread."""
-        while (save := self._saves.get()) is not None:
+        """Work until the end."""
+        is_over = False
+        while not is_over:
             try:
-                is_saved = self._store(save.copy)
-            except Exception:  # noqa: BLE001 - whatever one segment does, the next must be saved
-                _log.exception("a session was not saved")
-                is_saved = False
-            with self._lock:
-                self._end(save.key, is_saved=is_saved)
-            del save  # its bytes are not to be kept until the next one comes
-            self._saves.task_done()
+                is_over = self._work()
+            except Exception:  # noqa: BLE001 - whatever one thing does, the next gets its turn
+                _log.exception("the thread that keeps sessions failed, and goes on")
 
-    def _store(self, copy: SegmentCopy) -> bool:
+    def _work(self) -> bool:
+        """Write the next segment, or count the files when it is time; return whether all is done.
+
+        No more than one thing, so that nothing is kept of it while the next one is waited for.
+        """
+        pause_s = self._recount_at - time.monotonic()
+        if pause_s <= 0:
+            self._recount()
+            return False
+        try:
+            save = self._saves.get(timeout=pause_s)
+        except queue.Empty:
+            return False
+        try:
+            if save is None:
+                return True
+            reason: RefusalReason | None = RefusalReason.INTERNAL
+            try:
+                reason = self._store(save.copy)
+            finally:
+                with self._lock:
+                    self._end(save.key, reason)
+        finally:
+            self._saves.task_done()
+        return False
+
+    def _recount(self) -> None:
+        self._recount_at = time.monotonic() + self._recount_every_s
+        if not self._folder.is_writable:
+            return
+        try:
+            self._folder.recount()
+        except StorageError as error:
+            _log.warning("sessions were not counted again", extra={"reason": error.detail})
+
+    def _store(self, copy: SegmentCopy) -> RefusalReason | None:
+        """Write a segment; return why it is not there."""
         record = SegmentRecord(
             segments=copy.segments,
             identity=copy.identity,
@@ -142,18 +190,18 @@ class FolderArchive(SegmentArchive):
         )
         refused = self._folder.store(record, copy.buffers)
         if refused is None or refused.reason is RefusalReason.ALREADY_STORED:
-            return True
+            return None
         fields = {"reason": str(refused.reason), "detail": refused.detail}
         _log.warning("a session was not saved", extra=fields)
-        return False
+        return refused.reason
 
-    def _end(self, key: bytes, *, is_saved: bool) -> None:
+    def _end(self, key: bytes, reason: RefusalReason | None) -> None:
         del self._underway[key]
         self._refused_at.pop(key, None)
-        if is_saved:
+        if reason is None:
             self._num_saved += 1
             return
-        self._num_refused += 1
+        self._num_refused[reason] += 1
         self._refused_at[key] = time.monotonic()
         if len(self._refused_at) > _REFUSALS_REMEMBERED:
             del self._refused_at[next(iter(self._refused_at))]

@@ -131,10 +131,11 @@ class Changes:
         with self.lock:
             return self._aside_bytes() + self._inventory.size_bytes
 
-    def make_room(self, num_bytes: int, kept: Collection[bytes]) -> bool:
+    def make_room(self, num_bytes: int, kept: Collection[bytes], first: str | None = None) -> bool:
         """Make files smaller by `num_bytes`; return whether that can be, and otherwise do nothing.
 
-        What was set aside goes first, then what is worth least.
+        What was set aside goes first, then what is worth least, from the namespace `first` before
+        it is taken from others.
         """
         if num_bytes <= 0:
             return True
@@ -142,10 +143,21 @@ class Changes:
             aside_bytes = self._aside_bytes()
             victims: Sequence[Entry] | None = ()
             if num_bytes > aside_bytes:
-                victims = self._inventory.plan_eviction(num_bytes - aside_bytes, kept)
+                victims = self._inventory.plan_eviction(num_bytes - aside_bytes, kept, first)
             if victims is None:
                 return False
             self.drop_set_aside()
+            self.remove(victims, evicted=True)
+        return True
+
+    def make_room_inside(self, namespace: str, num_bytes: float, kept: Collection[bytes]) -> bool:
+        """Make the files of a namespace smaller, as `make_room` does for all together."""
+        if num_bytes <= 0:
+            return True
+        with self.lock:
+            victims = self._inventory.plan_eviction_inside(namespace, num_bytes, kept)
+            if victims is None:
+                return False
             self.remove(victims, evicted=True)
         return True
 

@@ -44,7 +44,11 @@ def worth(entry: Entry, now_s: float) -> float:
 
 
 def plan_eviction(
-    entries: Mapping[bytes, Entry], num_bytes: int, kept: Collection[bytes], now_s: float
+    entries: Mapping[bytes, Entry],
+    num_bytes: float,
+    kept: Collection[bytes],
+    now_s: float,
+    first: str | None = None,
 ) -> list[Entry] | None:
     """Choose entries to remove, in that order.
 
@@ -56,13 +60,14 @@ def plan_eviction(
         num_bytes: How much is to become free.
         kept: Keys that are needed.
         now_s: Unix time.
+        first: Namespace whose entries go before those of others.
 
     Returns:
         `None` when all that may go is not enough.
     """
     victims: list[Entry] = []
     freed = 0
-    for entry in _by_worth(entries, kept, now_s):
+    for entry in _by_worth(entries, kept, now_s, first):
         if freed >= num_bytes:
             break
         victims.append(entry)
@@ -71,20 +76,24 @@ def plan_eviction(
 
 
 def _by_worth(
-    entries: Mapping[bytes, Entry], kept: Collection[bytes], now_s: float
+    entries: Mapping[bytes, Entry], kept: Collection[bytes], now_s: float, first: str | None
 ) -> Iterator[Entry]:
     following = Counter(entry.parent for entry in entries.values())
-    queue: list[tuple[float, bytes]] = []
+    queue: list[tuple[bool, float, bytes]] = []
 
     def offer(entry: Entry) -> None:
-        if not (entry.pinned or entry.key in kept or following[entry.key]):
-            found = worth(entry, now_s) if _is_reachable(entries, entry) else -1.0
-            heapq.heappush(queue, (found, entry.key))
+        if entry.pinned or entry.key in kept or following[entry.key]:
+            return
+        if _is_reachable(entries, entry):
+            is_foreign = first is not None and entry.row.namespace != first
+            heapq.heappush(queue, (is_foreign, worth(entry, now_s), entry.key))
+        else:
+            heapq.heappush(queue, (False, -1.0, entry.key))
 
     for entry in entries.values():
         offer(entry)
     while queue:
-        victim = entries[heapq.heappop(queue)[1]]
+        victim = entries[heapq.heappop(queue)[-1]]
         yield victim
         following[victim.parent] -= 1
         if victim.parent in entries:

@@ -186,10 +186,14 @@ class SessionFolder:
 
     def _counts(self) -> SessionCounts:
         return SessionCounts(
-            len(self._inventory.entries()),
-            self._changes.size_bytes(),
-            self._changes.num_set_aside,
-            self._inventory.written_today(),
+            num_segments=len(self._inventory.entries()),
+            size_bytes=self._changes.size_bytes(),
+            largest_collection_bytes=max(self._inventory.sizes_bytes().values(), default=0),
+            num_set_aside=self._changes.num_set_aside,
+            written_today_bytes=self._inventory.written_today(),
+            quota_bytes=self._limits.quota_bytes,
+            collection_quota_bytes=self._limits.collection_quota_bytes,
+            daily_write_bytes=self._limits.daily_write_bytes,
         )
 
     def pin(self, session_id: str) -> None:
@@ -241,10 +245,13 @@ class SessionFolder:
             return self._counts()
 
     def gc(self) -> SessionCounts:
-        """Count again, remove what is of no use, and keep the quota; raises as `delete_source`."""
+        """Count again, remove what is of no use, and keep the quotas; raises as `delete_source`."""
         with self._changing():
             self._changes.tidy(self._writer.targets())
             self._changes.drop_set_aside()
+            for name, size_bytes in self._inventory.sizes_bytes().items():
+                too_many = size_bytes - self._limits.collection_quota_bytes
+                self._changes.make_room_inside(name, too_many, ())
             self._changes.make_room(self._changes.size_bytes() - self._limits.quota_bytes, ())
             return self._counts()
 

@@ -3,6 +3,7 @@
 import logging
 import threading
 import time
+from collections import Counter
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import replace
 from hashlib import sha256
@@ -15,10 +16,7 @@ from ragflash.sessions.disk import Disk
 from ragflash.sessions.eviction import Entry, plan_eviction
 from ragflash.sessions.format import Header, SegmentUnusable, Tables
 from ragflash.sessions.index import EVICTED_KEYS_REMEMBERED, SegmentRow, SessionIndex
-from ragflash.sessions.records import (
-    PrefixKeys,
-    SessionInfo,
-)
+from ragflash.sessions.records import PrefixKeys, SessionInfo
 from ragflash.sessions.segment_file import SegmentFile
 
 FILE_SUFFIX = ".segment"
@@ -126,8 +124,15 @@ class Inventory:
     @property
     def size_bytes(self) -> int:
         """Of all files."""
+        return sum(self.sizes_bytes().values())
+
+    def sizes_bytes(self) -> Counter[str]:
+        """Of all files of each namespace that has any."""
+        sizes: Counter[str] = Counter()
         with self._lock:
-            return sum(entry.row.size_bytes for entry in self._entries.values())
+            for entry in self._entries.values():
+                sizes[entry.row.namespace] += entry.row.size_bytes
+        return sizes
 
     def add(self, row: SegmentRow, last_used_s: float) -> None:
         """Add a file that was just written."""
@@ -181,10 +186,20 @@ class Inventory:
                 key = entry.parent
         return found
 
-    def plan_eviction(self, num_bytes: int, kept: Collection[bytes]) -> Sequence[Entry] | None:
+    def plan_eviction(
+        self, num_bytes: float, kept: Collection[bytes], first: str | None
+    ) -> Sequence[Entry] | None:
         """See `eviction.plan_eviction`."""
         with self._lock:
-            return plan_eviction(self._entries, num_bytes, kept, time.time())
+            return plan_eviction(self._entries, num_bytes, kept, time.time(), first)
+
+    def plan_eviction_inside(
+        self, namespace: str, num_bytes: float, kept: Collection[bytes]
+    ) -> Sequence[Entry] | None:
+        """See `eviction.plan_eviction`; entries of other namespaces stay."""
+        with self._lock:
+            own = {key: e for key, e in self._entries.items() if e.row.namespace == namespace}
+            return plan_eviction(own, num_bytes, kept, time.time())
 
     def explain(self, keys: PrefixKeys, identity: Identity, namespace: str) -> FileMiss:
         """Say why there is no file of a key."""

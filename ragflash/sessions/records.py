@@ -24,12 +24,14 @@ class RefusalReason(StrEnum):
     PARENT_NOT_STORED = "parent_not_stored"
     NOT_WORTH_IT = "not_worth_it"
     QUOTA = "quota"
+    COLLECTION_QUOTA = "collection_quota"
     WRITE_BUDGET = "write_budget"
     DISK_FULL = "disk_full"
     READ_ONLY = "read_only"
     SOURCE_DELETED = "source_deleted"
     INVALID = "invalid"
     IO_ERROR = "io_error"
+    INTERNAL = "internal"
 
 
 @dataclass(frozen=True, slots=True)
@@ -161,16 +163,24 @@ class SessionInfo:
 
 @dataclass(frozen=True, slots=True)
 class SessionCounts:
-    """What the folder holds.
+    """What the folder holds, and what it may hold; a limit that is not set is infinite.
 
     Attributes:
         num_segments: Files that can be found.
         size_bytes: What all files take, those set aside included.
+        largest_collection_bytes: What files of one namespace take at most.
         num_set_aside: Damaged files found since the start.
         written_today_bytes: Written, or set out to be, today (UTC).
+        quota_bytes: Of `size_bytes`.
+        collection_quota_bytes: Of `largest_collection_bytes`.
+        daily_write_bytes: Of `written_today_bytes`.
     """
 
     num_segments: int
     size_bytes: int
+    largest_collection_bytes: int
     num_set_aside: int
     written_today_bytes: int
+    quota_bytes: int
+    collection_quota_bytes: float
+    daily_write_bytes: float

@@ -41,12 +41,14 @@ class SessionLimits:
 
     Attributes:
         quota_bytes: Of all files together, those set aside included.
+        collection_quota_bytes: Of those of one namespace.
         min_free_bytes: What is left free on the file system.
         daily_write_bytes: Written a day (UTC) at most.
         min_prefill_seconds: Segments that were computed faster are not stored.
     """
 
     quota_bytes: int
+    collection_quota_bytes: float = math.inf
     min_free_bytes: int = 1 << 30
     daily_write_bytes: float = math.inf
     min_prefill_seconds: float = 0.0
@@ -57,6 +59,7 @@ class _Write:
     """A file that is being written and that nobody finds yet."""
 
     keys: PrefixKeys
+    namespace: str
     target: Path
     num_bytes: int
     source_ids: tuple[str, ...]
@@ -121,7 +124,7 @@ class SegmentWriter:
             source_ids = tuple(dict.fromkeys((*record.source_ids, *inherited)))
             header = _plan(record, keys, source_ids)
             target = place_of(self._folder, record.namespace, keys.key)
-            write = _Write(keys, target, header.file_bytes, source_ids)
+            write = _Write(keys, record.namespace, target, header.file_bytes, source_ids)
             if refused := self._reserve(write):
                 return refused
         return self._carry_out(write, lambda part: _fill(part, record, header, source_ids, buffers))
@@ -135,7 +138,7 @@ class SegmentWriter:
             file.copy(part.write)
             return header, tables
 
-        write = _Write(header.keys, target, header.file_bytes, tables.source_ids)
+        write = _Write(header.keys, tables.namespace, target, header.file_bytes, tables.source_ids)
         return self._reserve(write) or self._carry_out(write, fill)
 
     def _carry_out(
@@ -172,18 +175,29 @@ class SegmentWriter:
                 return Refused(RefusalReason.ALREADY_STORED)
             if self._inventory.written_today() + write.num_bytes > self._limits.daily_write_bytes:
                 return Refused(RefusalReason.WRITE_BUDGET)
-            kept = self._inventory.ancestors(write.keys.parent)
-            for other in self._writes:
-                kept |= self._inventory.ancestors(other.keys.parent)
-            reserved = write.num_bytes + sum(other.num_bytes for other in self._writes)
-            used = self._changes.size_bytes() + reserved
-            if not self._changes.make_room(used - self._limits.quota_bytes, kept):
-                return Refused(RefusalReason.QUOTA)
-            free = self._disk.free_bytes(self._folder) - self._limits.min_free_bytes
-            if not self._changes.make_room(write.num_bytes - free, kept):
-                return Refused(RefusalReason.DISK_FULL)
+            if reason := self._make_room(write):
+                return Refused(reason)
             self._inventory.add_written(write.num_bytes)
             self._writes.append(write)
+        return None
+
+    def _make_room(self, write: _Write) -> RefusalReason | None:
+        """Keep all limits with the file written, or say which one that cannot be."""
+        limits, changes, name = self._limits, self._changes, write.namespace
+        kept = self._inventory.ancestors(write.keys.parent)
+        for other in self._writes:
+            kept |= self._inventory.ancestors(other.keys.parent)
+        reserved = [*self._writes, write]
+        own_bytes = self._inventory.sizes_bytes()[name]
+        own_bytes += sum(each.num_bytes for each in reserved if each.namespace == name)
+        if not changes.make_room_inside(name, own_bytes - limits.collection_quota_bytes, kept):
+            return RefusalReason.COLLECTION_QUOTA
+        used_bytes = changes.size_bytes() + sum(each.num_bytes for each in reserved)
+        if not changes.make_room(used_bytes - limits.quota_bytes, kept, name):
+            return RefusalReason.QUOTA
+        free_bytes = self._disk.free_bytes(self._folder) - limits.min_free_bytes
+        if not changes.make_room(write.num_bytes - free_bytes, kept, name):
+            return RefusalReason.DISK_FULL
         return None
 
     def _is_deleted(self, write: _Write) -> bool:

@@ -1,5 +1,6 @@
 """Files of remembered prompts without a disk."""
 
+import math
 from collections.abc import Sequence
 from dataclasses import replace
 
@@ -33,4 +34,5 @@ class FakeSessions:
         return 1
 
     def counts(self) -> SessionCounts:
-        return SessionCounts(len(self.infos), 8192 * len(self.infos), 3, 5)
+        size = 8192 * len(self.infos)
+        return SessionCounts(len(self.infos), size, size, 3, 5, 1 << 20, math.inf, 1e6)

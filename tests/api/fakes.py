@@ -99,6 +99,7 @@ class FakeEngine(Scripted):
         super().__init__(script or spoken("Seven", " years."))
         self.is_alive = True
         self.requests: list[GenerateRequest] = []
+        self.in_memory: dict[str, int] = {}
 
     async def generate(self, request: GenerateRequest) -> AsyncGenerator[Event, None]:
         self.requests.append(request)
@@ -111,6 +112,9 @@ class FakeEngine(Scripted):
 
     def info(self) -> EngineInfo:
         return INFO
+
+    def stored_bytes(self) -> dict[str, int]:
+        return self.in_memory
 
     def stats(self) -> EngineStats:
         return EngineStats(*range(1, 17))
@@ -206,7 +210,9 @@ class World:
         self.services = Services(config)
         self.sessions = FakeSessions()
         if loaded and keeps_sessions:
-            self.services.provide_sessions(self.sessions, lambda: ArchiveCounts(1, 2, 3, 4))
+            self.services.provide_sessions(
+                self.sessions, lambda: ArchiveCounts(1, 2, {"quota": 3, "write_budget": 0}, 4)
+            )
         if loaded:
             self.services.provide_library(self.library)
             self.services.provide_engine(self.engine, self.answerer)

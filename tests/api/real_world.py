@@ -28,6 +28,6 @@ def real_world(
         closing(Library.open(config, HashEmbedder(), parser=parser)) as library,
     ):
         world.services.provide_library(library)
-        world.services.provide_sessions(world.sessions, lambda: ArchiveCounts(0, 0, 0, 0))
+        world.services.provide_sessions(world.sessions, lambda: ArchiveCounts(0, 0, {}, 0))
         world.services.provide_engine(world.engine, answerer(library))
         yield world

@@ -1,3 +1,4 @@
+import math
 from dataclasses import fields, replace
 
 import pytest
@@ -101,19 +102,25 @@ def test_labels_hold_nothing_of_documents_or_questions(world: World) -> None:
 def test_session_files_are_counted(world: World) -> None:
     world.sessions.add(())
     told = samples(world)
-    values = [told[name,] for _, name, _ in metrics.SESSION_METRICS.values()]
-    assert values == [1, 8192, 3, 5, 1, 2, 3, 4]
+    counted = {field: name for field, (_, name, _) in metrics.SESSION_METRICS.items()}
+    refused = counted.pop("refused")
+    assert [told[name,] for name in counted.values()] == [
+        *(1, 8192, 1 << 20, 8192, math.inf, 3, 5, 1e6, 1, 2, 4),
+    ]
+    assert (told[refused, "quota"], told[refused, "write_budget"]) == (3, 0)
 
 
-def test_prompts_are_counted_by_tier_and_misses_by_reason(world: World) -> None:
+@pytest.mark.parametrize("reason", CacheMiss)
+def test_prompts_are_counted_by_tier_and_misses_by_reason(world: World, reason: CacheMiss) -> None:
     def chat() -> None:
         body = {"model": "ragflash", "messages": [{"role": "user", "content": "Hello"}]}
-        assert world.send("POST", "/v1/chat/completions", json=body).status_code == 200
+        reply = world.send("POST", "/v1/chat/completions", json=body)
+        assert reply.json()["miss_reason"] == reason.value
 
-    restored = {"tier": CacheTier.FILE, "miss_reason": CacheMiss.EVICTED}
+    restored = {"tier": CacheTier.FILE, "miss_reason": reason}
     world.engine.script[-1] = replace(world.engine.script[-1], **restored)
     assert grown(world, "ragflash_prompts_total", "file", by=chat) == 1
-    assert grown(world, "ragflash_prompt_misses_total", "evicted", by=chat) == 1
+    assert grown(world, "ragflash_prompt_misses_total", reason.value, by=chat) == 1
 
 
 def test_what_is_not_loaded_is_left_out() -> None:

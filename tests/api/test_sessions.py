@@ -17,9 +17,32 @@ def test_sessions_are_listed_with_the_names_of_their_documents(world: World) -> 
         {"id": document, "name": "law.txt"},
         {"id": "doc_gone", "name": None},
     ]
+    assert listed["collections"] == [{"collections": ["default"], "file_bytes": 3 * 8192}]
+    assert listed["limits"] == {
+        "quota_bytes": 1 << 20,
+        "collection_quota_bytes": None,
+        "daily_write_bytes": 1_000_000,
+        "written_today_bytes": 5,
+    }
     shown = listed["data"][1]
     assert (shown["tokens"], shown["end_tokens"], shown["prefill_seconds"]) == (30, 40, 1.5)
     assert (shown["created_ms"], shown["last_used_ms"]) == (100_000, 200_250)
+
+
+def test_sessions_say_what_they_take_of_each_tier(world: World) -> None:
+    first, second = world.sessions.add(()), world.sessions.add(("doc_1",))
+    world.engine.in_memory = {second: 4096, "of nobody's file": 1}
+    listed = world.send("GET", "/v1/sessions").json()
+    sizes = {each["id"]: (each["file_bytes"], each["device_bytes"]) for each in listed["data"]}
+    assert sizes == {first: (8192, 0), second: (8192, 4096)}
+    assert (listed["file_bytes"], listed["device_bytes"]) == (16384, 4096)
+    assert world.send("POST", f"/v1/sessions/{second}/pin").json()["device_bytes"] == 4096
+
+
+def test_files_are_listed_after_the_engine_has_stopped(world: World) -> None:
+    world.sessions.add(())
+    world.engine.is_alive = False
+    assert world.send("GET", "/v1/sessions").json()["data"][0]["device_bytes"] == 0
 
 
 def test_what_other_collections_have_a_part_in_is_not_there(world: World) -> None:
@@ -71,7 +94,7 @@ def test_without_sessions_there_are_none_and_the_rest_says_why() -> None:
     world = World(keeps_sessions=False)
     document = world.add_text()
     listed = world.send("GET", "/v1/sessions").json()
-    assert listed == {"object": "list", "enabled": False, "file_bytes": 0, "data": []}
+    assert (listed["enabled"], listed["limits"], listed["data"]) == (False, None, [])
     for method, path in (
         ("POST", "/v1/sessions/00/pin"),
         ("DELETE", "/v1/sessions/00/pin"),

@@ -34,7 +34,21 @@ def server(data_dir) -> Iterator[None]:
 def test_a_folder_without_sessions_has_none(run, run_json):
     assert run("sessions", "list").stdout == "no sessions are stored\n"
     listed = run_json("sessions", "list")
-    assert listed == {"object": "list", "enabled": True, "file_bytes": 0, "data": []}
+    assert (listed["enabled"], listed["file_bytes"], listed["data"]) == (True, 0, [])
+    assert listed["limits"]["quota_bytes"] == 10 << 30
+    assert listed["limits"]["daily_write_bytes"] == 100 << 30
+
+
+def test_limits_are_what_is_set(run_json, monkeypatch):
+    for name, value in (("GB", "2"), ("COLLECTION_GB", "0.5"), ("DAILY_WRITE_GB", "0")):
+        monkeypatch.setenv(f"RAGFLASH_SESSIONS_{name}", value)
+    limits = run_json("sessions", "list")["limits"]
+    assert limits.pop("written_today_bytes") == 0
+    assert limits == {
+        "quota_bytes": 2 << 30,
+        "collection_quota_bytes": 1 << 29,
+        "daily_write_bytes": None,
+    }
 
 
 def test_files_are_listed_beside_a_server(run, run_json, ids, server):

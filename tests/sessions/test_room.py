@@ -96,6 +96,59 @@ def test_the_least_worthy_go_and_files_never_take_more(path, by_quota, clock):
     folder.close()
 
 
+def test_a_collection_makes_room_of_its_own(path, clock):
+    """Its quota is kept at the cost of its own files, however worthless those of others are."""
+    size = size_of_one(path)
+    folder = open_folder(path, replace(LIMITS, collection_quota_bytes=2 * size))
+    assert store(folder, tokens(0), seconds=0.1, namespace="other") is None
+    for number, seconds in enumerate((5.0, 1.0, 9.0)):
+        assert store(folder, tokens(number), seconds=seconds) is None
+    assert [number for number in range(3) if is_stored(folder, tokens(number))] == [0, 2]
+    assert is_stored(folder, tokens(0), namespace="other")
+    assert folder.counts().largest_collection_bytes == 2 * size
+    folder.close()
+
+
+def test_what_does_not_fit_a_collection_is_refused_by_name(path):
+    size = size_of_one(path)
+    folder = open_folder(path, replace(LIMITS, collection_quota_bytes=2 * size - 1))
+    assert store(folder, tokens(0)) is None
+    (info,) = folder.list()
+    folder.pin(info.id)
+    assert store(folder, tokens(1)) == Refused(RefusalReason.COLLECTION_QUOTA)
+    assert is_stored(folder, tokens(0))
+    assert store(folder, tokens(1), namespace="other") is None
+    folder.close()
+
+
+def test_others_files_go_only_when_a_collection_has_none_left(path):
+    size = size_of_one(path)
+    folder = open_folder(path, replace(LIMITS, quota_bytes=3 * size))
+    store(folder, tokens(0), seconds=0.1, namespace="other")
+    store(folder, tokens(0), seconds=9.0)
+    store(folder, tokens(1), seconds=8.0)
+    assert store(folder, tokens(2), seconds=7.0) is None
+    assert is_stored(folder, tokens(0), namespace="other")
+    assert not is_stored(folder, tokens(1))
+    assert store(folder, tokens(0), namespace="third") is None
+    assert not is_stored(folder, tokens(0), namespace="other")
+    folder.close()
+
+
+def test_a_smaller_collection_quota_is_kept_by_gc(path):
+    size = size_of_one(path)
+    folder = open_folder(path)
+    for number in range(3):
+        store(folder, tokens(number), seconds=1.0 + number)
+        store(folder, tokens(number), namespace="other")
+    folder.close()
+    folder = open_folder(path, replace(LIMITS, collection_quota_bytes=size))
+    counts = folder.gc()
+    assert (counts.num_segments, counts.largest_collection_bytes) == (2, size)
+    assert is_stored(folder, tokens(2))
+    folder.close()
+
+
 def test_what_was_used_lately_stays_and_others_go(path, clock):
     limits = replace(LIMITS, quota_bytes=2 * size_of_one(path))
     folder = open_folder(path, limits)
@@ -215,8 +268,8 @@ def test_what_was_computed_quickly_is_not_stored(path):
     folder.close()
 
 
-def row(key: bytes, parent: bytes, seconds: float, size: int) -> SegmentRow:
-    return SegmentRow(PrefixKeys(key, parent, key), "", (), {}, 1, 1, size, 0, seconds, 0.0)
+def row(key: bytes, parent: bytes, seconds: float, size: int, name: str = "") -> SegmentRow:
+    return SegmentRow(PrefixKeys(key, parent, key), name, (), {}, 1, 1, size, 0, seconds, 0.0)
 
 
 @st.composite
@@ -228,7 +281,8 @@ def forests(draw) -> dict[bytes, Entry]:
         parent = draw(st.sampled_from([ROOT_KEY, b"lost", *entries]))
         seconds, size = draw(st.floats(0.0, 100.0)), draw(st.integers(1, 1000))
         used, pinned = draw(st.floats(0.0, 1e6)), draw(st.booleans())
-        entries[key] = Entry(row(key, parent, seconds, size), used, pinned)
+        name = draw(st.sampled_from(["mine", "other"]))
+        entries[key] = Entry(row(key, parent, seconds, size, name), used, pinned)
     return entries
 
 
@@ -242,24 +296,27 @@ def is_reachable(entries: dict[bytes, Entry], entry: Entry) -> bool:
 def test_eviction_takes_the_least_worthy_that_may_go_and_no_more_than_needed(entries, need, data):
     now = 1e6
     kept = data.draw(st.sets(st.sampled_from([*entries, b"other"])))
-    victims = plan_eviction(entries, need, kept, now)
+    first = data.draw(st.sampled_from([None, "mine", "other"]))
+    victims = plan_eviction(entries, need, kept, now, first)
     left = dict(entries)
     for victim in victims or ():
         may_go = list_removable(left, kept)
         assert victim in may_go
-        order = [
-            (is_reachable(left, entry), worth(entry, now) if is_reachable(left, entry) else 0.0)
-            for entry in may_go
-        ]
-        mine = is_reachable(left, victim), worth(victim, now)
-        assert mine[0] is min(order)[0]
-        assert not mine[0] or mine == min(order)
+        order = [rank(left, entry, first, now) for entry in may_go]
+        assert rank(left, victim, first, now) == min(order)
         assert need > size_of(entries) - size_of(left)
         del left[victim.key]
     if victims is None:
         assert most_freed(entries, kept) < need
     else:
         assert size_of(entries) - size_of(left) >= need
+
+
+def rank(entries, entry: Entry, first: str | None, now: float) -> tuple[bool, bool, float]:
+    """What of several entries goes first, in a word."""
+    if not is_reachable(entries, entry):
+        return (False, False, 0.0)
+    return (True, first is not None and entry.row.namespace != first, worth(entry, now))
 
 
 def most_freed(entries: dict[bytes, Entry], kept: set[bytes]) -> int:

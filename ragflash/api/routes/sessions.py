@@ -1,6 +1,6 @@
 """Remembered prompts: look at their files, keep or remove them, read a document beforehand."""
 
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Mapping
 from contextlib import aclosing, suppress
 
 from fastapi import APIRouter, Request
@@ -8,7 +8,12 @@ from fastapi.responses import Response
 
 from ragflash.api.deps import CallerScope, Provided, Services
 from ragflash.api.openapi import refusals
-from ragflash.api.session_schemas import PrefilledOut, SessionListOut, SessionOut
+from ragflash.api.session_schemas import (
+    PrefilledOut,
+    SessionListOut,
+    SessionOut,
+    collections_of,
+)
 from ragflash.api.sse import STREAMED, EventStream, encode, until_disconnect
 from ragflash.errors import NotFound
 from ragflash.rag.records import AskStatus, Prefilled, Scope
@@ -19,14 +24,16 @@ router = APIRouter(tags=["sessions"])
 
 @router.get("/v1/sessions", responses=refusals(503))
 def list_sessions(scope: CallerScope, services: Provided) -> SessionListOut:
-    """List the files of remembered prompts, the last used first."""
-    enabled = services.keeps_sessions
-    found = _visible(services, scope) if enabled else []
-    return SessionListOut(
-        enabled=enabled,
-        file_bytes=sum(info.size_bytes for info in found),
-        data=tuple(_described(services, scope, info) for info in found),
-    )
+    """List the files of remembered prompts, the last used first, and what they may take.
+
+    Answers after the engine's current step, which says what it has of them in memory.
+    """
+    if not services.keeps_sessions:
+        return SessionListOut(enabled=False)
+    found = _visible(services, scope)
+    in_memory = services.stored_bytes()
+    shown = [_described(services, scope, info, in_memory) for info in found]
+    return SessionListOut.of_files(found, shown, services.sessions.counts())
 
 
 @router.post("/v1/sessions/{session_id}/pin", responses=refusals(404, 409, 503))
@@ -34,7 +41,8 @@ def pin_session(session_id: str, scope: CallerScope, services: Provided) -> Sess
     """Keep a file, and those before it in the prompt, when room has to be made."""
     _find(services, scope, session_id)
     services.sessions.pin(session_id)
-    return _described(services, scope, _find(services, scope, session_id))
+    found = _find(services, scope, session_id)
+    return _described(services, scope, found, services.stored_bytes())
 
 
 @router.delete("/v1/sessions/{session_id}/pin", responses=refusals(404, 409, 503))
@@ -42,7 +50,8 @@ def unpin_session(session_id: str, scope: CallerScope, services: Provided) -> Se
     """Let a file go when room has to be made; one that is not pinned stays as it is."""
     _find(services, scope, session_id)
     services.sessions.unpin(session_id)
-    return _described(services, scope, _find(services, scope, session_id))
+    found = _find(services, scope, session_id)
+    return _described(services, scope, found, services.stored_bytes())
 
 
 @router.delete("/v1/sessions/{session_id}", status_code=204, responses=refusals(404, 409, 503))
@@ -86,7 +95,7 @@ def _visible(services: Services, scope: Scope) -> list[SessionInfo]:
     return [
         info
         for info in services.sessions.list()
-        if all(collection_id in scope for collection_id in info.namespace.split("\x1f"))
+        if all(collection_id in scope for collection_id in collections_of(info.namespace))
     ]
 
 
@@ -97,12 +106,14 @@ def _find(services: Services, scope: Scope, session_id: str) -> SessionInfo:
     raise NotFound(f"there is no session {session_id!r}")
 
 
-def _described(services: Services, scope: Scope, info: SessionInfo) -> SessionOut:
+def _described(
+    services: Services, scope: Scope, info: SessionInfo, in_memory: Mapping[str, int]
+) -> SessionOut:
     names: dict[str, str] = {}
     for document_id in info.source_ids:
         with suppress(NotFound):  # deleted a moment ago
             names[document_id] = services.library.get(scope, document_id).name
-    return SessionOut.of_file(info, names)
+    return SessionOut.of_file(info, names, in_memory.get(info.id, 0))
 
 
 async def _last(events: AsyncGenerator[AskStatus | Prefilled, None]) -> Prefilled:
