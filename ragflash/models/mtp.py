@@ -24,6 +24,9 @@ class MtpHead:
         block: An attention block like the model's.
         norm: Of what the block gives.
         head: Gives logits, the model's unless the file has another.
+        reads_normed: Whether the block was trained on rows after the last norm, its own included,
+            as Qwen's are; those of DeepSeek and GLM read rows before it. A wrong choice costs
+            acceptance and nothing else.
     """
 
     embedding: Embedding | PackedEmbedding
@@ -33,25 +36,26 @@ class MtpHead:
     block: Mixer
     norm: Norm
     head: Linear
+    reads_normed: bool = True
 
     @torch.no_grad()
     def hidden(self, hidden: torch.Tensor, step: Step) -> torch.Tensor:
         """Go one token further.
 
         Args:
-            hidden: `[N, H]`, of the tokens at the step's positions, after the model's last norm
-                (`Decoder.final_hidden`) or as this method returned it.
-            step: `token_ids` are those that follow at each position; pages take this block's keys
-                and values at the same positions.
+            hidden: `[N, H]`, each of the token before the one in the step: of the model, after its
+                last norm (`Decoder.final_hidden`) or before it, or as this method returned it.
+            step: Its pages take this block's keys and values at its positions.
 
         Returns:
             `[N, H]`, from which `logits` predicts the tokens after those.
         """
         embedded = self.embedding_norm(self.embedding(step.batch.token_ids))
         joined = self.join(torch.cat((embedded, self.hidden_norm(hidden)), dim=-1))
-        return self.norm(self.block(joined, step))
+        x = self.block(joined, step)
+        return self.norm(x) if self.reads_normed else x
 
     @torch.no_grad()
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
         """Return float32 logits `[N, V]` of what `hidden` returned."""
-        return self.head(hidden).float()
+        return self.head(hidden if self.reads_normed else self.norm(hidden)).float()

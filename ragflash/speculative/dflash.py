@@ -1,43 +1,34 @@
 """Drafts of a DFlash model, as chains."""
 
-from collections.abc import Iterator, Sequence
-from typing import Protocol
+from collections.abc import Sequence
 
 import torch
 
-from ragflash.models.dflash import Candidates, DFlashModel, DraftSequence
-from ragflash.models.dflash.ring import RING_TOKENS
+from ragflash.models.dflash import RING_TOKENS, Candidates, DFlashModel, DraftSequence
 from ragflash.speculative.drafter import Draft
 
 SOURCE = "dflash"
 
 
-class FeatureSource(Protocol):
-    """Where the target leaves the features of one sequence's tokens."""
-
-    def take(self) -> Iterator[tuple[int, torch.Tensor]]:
-        """Give up what was committed since the last call, in order.
-
-        Each part is the position of its first token, and features `[N, taps · H]`. Tokens that
-        were not computed, since their keys and values were stored, are left out.
-        """
-
-
 class DFlashDrafter:
-    """See `Drafter`; proposes nothing while tokens before the newest are not computed.
+    """See `RowDrafter`; proposes nothing while tokens before the newest are not computed.
 
     Args:
         model: The drafter, shared.
-        features: Of the sequence that this drafts for.
         ring_tokens: See `DraftSequence`.
     """
 
-    def __init__(
-        self, model: DFlashModel, features: FeatureSource, ring_tokens: int = RING_TOKENS
-    ) -> None:
+    def __init__(self, model: DFlashModel, ring_tokens: int = RING_TOKENS) -> None:
         self._sequence = DraftSequence(model, ring_tokens)
-        self._features = features
         self._max_width = model.config.block_size - 1
+
+    def absorb(self, position: int, token_ids: Sequence[int], rows: torch.Tensor) -> None:
+        """See `RowDrafter`; the rows are the taps of `DFlashConfig.tap_layers` side by side."""
+        if position <= self._sequence.position:
+            self._sequence.truncate(position)
+        else:
+            self._sequence.restart(position)
+        self._sequence.append(rows)
 
     def propose(self, history: Sequence[int], budget: int) -> Draft:
         """See `Drafter`."""
@@ -55,12 +46,6 @@ class DFlashDrafter:
         Returns:
             `None` when features are missing just before the pending token.
         """
-        for position, rows in self._features.take():
-            if position <= self._sequence.position:
-                self._sequence.truncate(position)
-            else:
-                self._sequence.restart(position)
-            self._sequence.append(rows)
         pending = len(history) - 1
         if self._sequence.position != pending:
             return None

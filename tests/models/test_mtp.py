@@ -1,94 +1,25 @@
-"""The block of multi-token prediction equals one put together from transformers' layers.
-
-transformers ignores these tensors, so the reference joins the inputs by hand and runs an attention
-layer of a Qwen3.5 model that has no other kind.
-"""
-
-from dataclasses import replace
+"""The block of multi-token prediction equals one put together from transformers' layers."""
 
 import pytest
 import torch
-from torch.nn import functional
 
 from ragflash.errors import ModelError
 from ragflash.models.qwen35 import Qwen35
-from tests.models.families import FAMILIES, HIDDEN_SIZE, VOCAB_SIZE, Tensors
-from tests.models.forwards import batch_of, load, poisoned_pages
-from tests.models.toy_files import write_gguf
+from tests.models.families import HIDDEN_SIZE, VOCAB_SIZE
+from tests.models.forwards import batch_of, poisoned_pages
+from tests.models.mtp_reference import MtpReference, write_and_load
 
-FAMILY = FAMILIES["qwen35"]
-EPS = 1e-6
 TEXT = torch.randint(0, VOCAB_SIZE, (70,), generator=torch.Generator().manual_seed(3)).tolist()
 
 
-class Reference:
-    """The trunk, and the block beside it."""
-
-    def __init__(self) -> None:
-        self.trunk = FAMILY.build(seed=1)
-        attention_only = replace(FAMILY, config={**FAMILY.config, "num_hidden_layers": 1,
-                                                 "layer_types": ["full_attention"]})  # fmt: skip
-        self.block = attention_only.build(seed=2)
-        generator = torch.Generator().manual_seed(4)
-        norms = torch.rand(3, HIDDEN_SIZE, generator=generator) + 0.5
-        self.embedding_norm, self.hidden_norm, self.last_norm = norms
-        self.join = torch.randn(HIDDEN_SIZE, 2 * HIDDEN_SIZE, generator=generator) / 14
-
-    def tensors(self) -> Tensors:
-        """The trunk's file with the block after the last."""
-        found = FAMILY.tensors(self.trunk)
-        for name, values in FAMILY.tensors(self.block).items():
-            if name.startswith("blk.0."):
-                found[name.replace("blk.0.", "blk.4.")] = values
-        found["blk.4.nextn.enorm.weight"] = self.embedding_norm
-        found["blk.4.nextn.hnorm.weight"] = self.hidden_norm
-        found["blk.4.nextn.shared_head_norm.weight"] = self.last_norm
-        found["blk.4.nextn.eh_proj.weight"] = self.join
-        return found
-
-    @torch.inference_mode()
-    def trunk_hidden(self) -> torch.Tensor:
-        return self.trunk.model(torch.tensor([TEXT])).last_hidden_state[0]
-
-    @torch.inference_mode()
-    def further(self, hidden: torch.Tensor, next_ids: list[int]) -> torch.Tensor:
-        """Rows of hidden and of the tokens after them, to the hidden rows after those."""
-        embedded = self.trunk.model.embed_tokens(torch.tensor(next_ids))
-        sides = (_norm(embedded, self.embedding_norm), _norm(hidden, self.hidden_norm))
-        joined = functional.linear(torch.cat(sides, dim=-1), self.join)[None]
-        positions = torch.arange(len(next_ids))[None]
-        hidden_later = torch.full((len(next_ids),) * 2, float("-inf")).triu(1)[None, None]
-        out = self.block.model.layers[0](
-            joined,
-            position_embeddings=self.block.model.rotary_emb(joined, positions),
-            attention_mask=hidden_later,
-        )
-        return _norm(out[0] if out.dim() == 3 else out, self.last_norm)
-
-    @torch.inference_mode()
-    def logits(self, hidden: torch.Tensor) -> torch.Tensor:
-        return self.trunk.lm_head(hidden)
-
-
-def _norm(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
-    return functional.rms_norm(x, (HIDDEN_SIZE,), weight, EPS)
-
-
 @pytest.fixture(scope="module")
-def reference() -> Reference:
-    return Reference()
+def reference() -> MtpReference:
+    return MtpReference()
 
 
 @pytest.fixture(scope="module")
 def model(reference, tmp_path_factory) -> Qwen35:
     return write_and_load(reference.tensors(), tmp_path_factory.mktemp("mtp") / "toy.gguf")
-
-
-def write_and_load(tensors: Tensors, path, **metadata: int) -> Qwen35:
-    values = {**FAMILY.metadata, "block_count": 5, "nextn_predict_layers": 1, **metadata}
-    model = load(write_gguf(path, "qwen35", values, tensors))
-    assert isinstance(model, Qwen35)
-    return model
 
 
 def found_logits(model: Qwen35, chunks: list[int], *, normed: bool = True) -> torch.Tensor:
@@ -115,7 +46,7 @@ def found_logits(model: Qwen35, chunks: list[int], *, normed: bool = True) -> to
 
 @pytest.mark.parametrize("chunks", [[70], [64, 6], [1] * 70])
 def test_equals_the_reference(reference, model, chunks):
-    hidden = reference.further(reference.trunk_hidden(), [*TEXT[1:], 0])
+    hidden = reference.further(reference.trunk_hidden(TEXT), [*TEXT[1:], 0])
     expected = reference.logits(hidden)
     assert expected.std() > 0.3
     torch.testing.assert_close(found_logits(model, chunks), expected, rtol=0, atol=1e-4)
@@ -126,7 +57,7 @@ def test_feeds_itself(reference, model):
     pages = poisoned_pages(model)
     model.reset(0)
     hidden = model.final_hidden(model.step(batch_of(TEXT, 0), pages))
-    expected = reference.trunk_hidden()
+    expected = reference.trunk_hidden(TEXT)
     for shift in (1, 2, 3):
         following = [*TEXT[shift:], *[0] * shift]
         hidden = model.mtp.hidden(hidden, model.step(batch_of(following, 0), pages))
@@ -140,7 +71,7 @@ def test_feeds_itself(reference, model):
 def test_the_trunk_does_not_depend_on_the_block(reference, model):
     pages = poisoned_pages(model)
     model.reset(0)
-    expected = reference.logits(reference.trunk_hidden())
+    expected = reference.logits(reference.trunk_hidden(TEXT))
     found = model.forward(batch_of(TEXT, 0), pages)
     torch.testing.assert_close(found, expected, rtol=0, atol=1e-4)
     assert len(model.kv_layout.layers) == 2
@@ -148,7 +79,7 @@ def test_the_trunk_does_not_depend_on_the_block(reference, model):
 
 @pytest.mark.parametrize("mistake", ["inputs swapped", "hidden rows before the last norm"])
 def test_mistakes_show(reference, model, tmp_path, mistake):
-    expected = reference.logits(reference.further(reference.trunk_hidden(), [*TEXT[1:], 0]))
+    expected = reference.logits(reference.further(reference.trunk_hidden(TEXT), [*TEXT[1:], 0]))
     if mistake == "inputs swapped":
         tensors = reference.tensors()
         join = tensors["blk.4.nextn.eh_proj.weight"]
