@@ -18,6 +18,7 @@ class Draft:
         parents: Of each token the index of the one before it, -1 for the end of the history; `None`
             is a chain.
         sources: Of each token, where they differ; `None`: all are of `source`.
+        reason: Why there is no token.
 
     Raises:
         ValueError: Parents or sources do not fit the tokens.
@@ -27,6 +28,7 @@ class Draft:
     source: str
     parents: tuple[int, ...] | None = None
     sources: tuple[str, ...] | None = None
+    reason: str | None = None
 
     def __post_init__(self) -> None:
         """Check that parents come first."""

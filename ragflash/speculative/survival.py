@@ -1,0 +1,68 @@
+"""How far drafts hold, by where they come from."""
+
+from bisect import bisect_right
+from dataclasses import dataclass
+
+MOST_TOKENS = 64
+_EDGES = (0, 1, 2, 3, 5, 8, 13, 21)  # positions that share a rate begin here
+_ENDS = (*_EDGES[1:], MOST_TOKENS)
+_FORGETTING = 0.97
+_PRIOR_WEIGHT = 0.5
+
+
+@dataclass(frozen=True, slots=True)
+class DraftKind:
+    """Drafts that are likely to do alike.
+
+    Attributes:
+        source: See `Draft.source`.
+        bucket: Of the confidence that the source has, ascending from 0.
+    """
+
+    source: str
+    bucket: int = 0
+
+
+class Survival:
+    """For each kind of draft, how likely a token holds if all before it held.
+
+    Counts fade, so that the newest tens of drafts decide. Where a position was not seen yet it has
+    the rate of the one before, and the first one `prior(kind)`.
+    """
+
+    def __init__(self, priors: dict[str, tuple[float, ...]]) -> None:
+        """Take priors by source, one a bucket; a source without them has 0.5."""
+        self._priors = priors
+        self._counts: dict[DraftKind, list[list[float]]] = {}
+
+    def prior(self, kind: DraftKind) -> float:
+        """Return the rate that a kind begins with."""
+        of_source = self._priors.get(kind.source, (0.5,))
+        return of_source[min(kind.bucket, len(of_source) - 1)]
+
+    def expected(self, kind: DraftKind, num_tokens: int) -> list[float]:
+        """Return how many tokens are expected to hold of the first 0, 1, … `num_tokens`."""
+        expected, rate, all_hold = [0.0], self.prior(kind), 1.0
+        for (held, seen), begin, end in zip(self._of(kind), _EDGES, _ENDS, strict=True):
+            if begin >= num_tokens:
+                break
+            rate = (held + _PRIOR_WEIGHT * rate) / (seen + _PRIOR_WEIGHT)
+            for _ in range(min(end, num_tokens) - begin):
+                all_hold *= rate
+                expected.append(expected[-1] + all_hold)
+        return expected
+
+    def observe(self, kind: DraftKind, num_drafted: int, num_held: int) -> None:
+        """Count a draft of a chain of tokens, of which the first `num_held` held."""
+        counts = self._of(kind)
+        for position in range(min(num_drafted, num_held + 1, MOST_TOKENS)):
+            group = counts[_group(position)]
+            group[0] = group[0] * _FORGETTING + (position < num_held)
+            group[1] = group[1] * _FORGETTING + 1
+
+    def _of(self, kind: DraftKind) -> list[list[float]]:
+        return self._counts.setdefault(kind, [[0.0, 0.0] for _ in _EDGES])
+
+
+def _group(position: int) -> int:
+    return bisect_right(_EDGES, position) - 1
