@@ -11,7 +11,7 @@ from collections.abc import AsyncGenerator, Callable, Iterable, Sequence
 from contextlib import aclosing
 from typing import TYPE_CHECKING
 
-from ragflash.engine.constrain import compile_constraint
+from ragflash.engine.constrain import ConstraintCompiler
 from ragflash.engine.job import Job
 from ragflash.engine.prompt import CompiledPrompt, begins_alike, compile_prompt, compile_text
 from ragflash.engine.request import (
@@ -54,6 +54,7 @@ class EngineClient:
         self._template = template
         self._info = info
         self._token_bytes = tuple(map(tokenizer.token_bytes, range(tokenizer.vocab_size)))
+        self._constraints = ConstraintCompiler(tokenizer, self._token_bytes)
 
     @property
     def is_alive(self) -> bool:
@@ -175,9 +176,7 @@ class EngineClient:
             if request.keep_prompt:
                 prompt = prompt.with_last_token_apart()
             if request.constraint is not None:
-                cursor = compile_constraint(
-                    request.constraint, prompt, self._tokenizer, self._token_bytes
-                )
+                cursor = self._constraints.compile(request.constraint, prompt)
         else:
             targets = self._targets(prompt, request)
         return Job(request, prompt, max_tokens, cursor, targets, emit, submitted_at)

@@ -112,7 +112,7 @@ class Output:
         num_shown = len(self.text)
         for quoted in self.cursor.quotes():
             quote = quoted.quote
-            start = len(self._decoded(self.token_ids[: quoted.start])) + quote.lead
+            start = len(self._decoded(self.token_ids[: quoted.start]))
             end = start + quote.source_end - quote.source_start
             if end <= num_shown:
                 source_id = source_ids[quote.source]
@@ -143,7 +143,7 @@ class Output:
         if self._matcher.found:
             return FinishReason.STOP
         if cursor is not None and cursor.is_done:
-            return FinishReason.CONSTRAINT
+            return FinishReason.CONSTRAINT if cursor.can_end else FinishReason.LENGTH
         return FinishReason.LENGTH if self.num_left <= 0 else None
 
     def _end(self, reason: FinishReason | None) -> None:

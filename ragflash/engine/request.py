@@ -7,9 +7,9 @@ last, is terminal
 
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import Union
 
 from ragflash.engine.cache import CacheMiss, CacheTier
+from ragflash.engine.constraint import Constraint, ConstraintKind
 from ragflash.engine.logprobs import MAX_TOP, TokenLogprob
 from ragflash.errors import InputError, RagflashError
 
@@ -108,57 +108,6 @@ class SamplingParams:
         for name, holds in checks.items():
             if not holds:
                 raise InputError(f"{name} = {getattr(self, name)} is out of range")
-
-
-@dataclass(frozen=True, slots=True)
-class Choice:
-    """The output is exactly one of `texts`."""
-
-    texts: tuple[str, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class QuoteFrom:
-    """The output is a contiguous run of the prompt's text from these sources.
-
-    It starts where one of `ranges` starts and ends where one ends, when given; otherwise at any
-    token.
-
-    Attributes:
-        source_ids: Documents that may be quoted; only their spans in the prompt count.
-        min_tokens: The quote does not end before that many tokens.
-        max_tokens: The quote ends at the latest there, at a permitted end where one is in reach.
-        ranges: `(source_id, start, end)` in document characters, e.g. sentences: a quote runs from
-            the start of one to the
-            end of the same or a later one of the same source.
-    """
-
-    source_ids: tuple[str, ...]
-    min_tokens: int = 4
-    max_tokens: int = 160
-    ranges: tuple[tuple[str, int, int], ...] = ()
-
-
-@dataclass(frozen=True, slots=True)
-class Free:
-    """Free text up to `until`, which is emitted too; an empty `until` is the end of the output.
-
-    Attributes:
-        max_tokens: Free text is cut there and the next constraint begins; 0 is no limit.
-    """
-
-    until: str = ""
-    max_tokens: int = 0
-
-
-@dataclass(frozen=True, slots=True)
-class Literal:
-    """The output is exactly `text`; costs a KV fill and no decision."""
-
-    text: str
-
-
-Constraint = Union[Choice, QuoteFrom, Free, Literal, tuple["Constraint", ...]]
 
 
 class DraftMode(StrEnum):
@@ -385,6 +334,7 @@ class EngineInfo:
         kv_format: Of K and V pages.
         context_tokens: Longest prompt and output together.
         template: Where the chat template comes from: `model file`, or `built-in` and a family.
+        constraints: Kinds that it can honour.
     """
 
     model: str
@@ -396,3 +346,4 @@ class EngineInfo:
     context_tokens: int
     device: str
     template: str = "model file"
+    constraints: tuple[ConstraintKind, ...] = tuple(ConstraintKind)

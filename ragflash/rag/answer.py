@@ -18,14 +18,12 @@ from dataclasses import dataclass, field
 from ragflash import metrics
 from ragflash.engine.cache import CacheTier
 from ragflash.engine.client import EngineClient
+from ragflash.engine.constraint import Free, Literal, QuoteFrom
 from ragflash.engine.request import (
     Failed,
     Finished,
-    Free,
     GenerateRequest,
-    Literal,
     PrefillProgress,
-    QuoteFrom,
     QuoteSpan,
     Usage,
 )
@@ -57,7 +55,7 @@ from ragflash.rag.rerank import read_candidates
 from ragflash_ingest.document import Document
 from ragflash_prompts import load
 
-_QUOTE_MAX_TOKENS = 240
+_QUOTE_MAX_TOKENS, _QUOTE_MAX_CHARACTERS = 240, 1200
 _MAX_QUESTION_CHARACTERS = 20_000
 _OPEN, _CLOSE = '"', '"\n'
 
@@ -291,8 +289,8 @@ def _clean(question: str) -> str:
 def _quote_constraint(evidence: Sequence[Evidence]) -> QuoteFrom:
     return QuoteFrom(
         source_ids=tuple(dict.fromkeys(item.record.source_id for item in evidence)),
-        min_tokens=1,
-        max_tokens=_QUOTE_MAX_TOKENS,
+        min_words=1,
+        max_characters=_QUOTE_MAX_CHARACTERS,
         ranges=tuple((item.record.source_id, item.start, item.end) for item in evidence),
     )
 

@@ -1,8 +1,11 @@
 import pytest
 
-from ragflash.engine.constrain import compile_constraint
+from ragflash.engine.constrain import ConstraintCompiler
+from ragflash.engine.constraint import Choice, Free, Literal
 from ragflash.engine.prompt import compile_prompt
-from ragflash.engine.request import Choice, FinishReason, Free, Literal
+from ragflash.engine.request import (
+    FinishReason,
+)
 from ragflash.errors import InputError
 from tests.engine.harness import toy_engine
 from tests.engine.toys import (
@@ -24,7 +27,7 @@ STOP = min(TOKENIZER.stop_ids)
 
 def cursor(*parts):
     prompt = compile_prompt(user(question("?")), RawTemplate(), TOKENIZER)
-    return compile_constraint(parts, prompt, TOKENIZER, BYTES)
+    return ConstraintCompiler(TOKENIZER, BYTES).compile(parts, prompt)
 
 
 def permitted(a_cursor):

@@ -6,13 +6,11 @@ import string
 import pytest
 import torch
 
+from ragflash.engine.constraint import Choice, Free, Literal
 from ragflash.engine.request import (
-    Choice,
     Delta,
     DraftMode,
     FinishReason,
-    Free,
-    Literal,
     SamplingParams,
 )
 from ragflash.errors import InputError

@@ -5,14 +5,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ragflash.engine.constrain import compile_constraint
+from ragflash.engine.constrain import ConstraintCompiler
+from ragflash.engine.constraint import Free, Literal, QuoteFrom
 from ragflash.engine.prompt import compile_prompt
 from ragflash.engine.request import (
     FinishReason,
-    Free,
     GenerateRequest,
-    Literal,
-    QuoteFrom,
     SegmentKind,
     Span,
     TextSegment,
@@ -32,6 +30,7 @@ from tests.engine.toys import (
 
 TOKENIZER = byte_tokenizer(" the", " cat", "the", "cat", " sat", "sat", ".\n", ". ", "é ", " x")
 BYTES = tuple(map(TOKENIZER.token_bytes, range(TOKENIZER.vocab_size)))
+COMPILER = ConstraintCompiler(TOKENIZER, BYTES)
 SOURCE = "the cat sat. the cat ran. a dog sat.\n\nthe end."
 SENTENCES = ((0, 12), (13, 25), (26, 36), (38, 46))
 
@@ -43,7 +42,7 @@ def quoting(text=SOURCE, source_id="d", **options):
 
 def start(constraint, *segments):
     prompt = compile_prompt(user(*segments, question("?")), RawTemplate(), TOKENIZER)
-    return compile_constraint(constraint, prompt, TOKENIZER, BYTES)
+    return COMPILER.compile(constraint, prompt)
 
 
 def ranges(*pairs):
@@ -61,47 +60,47 @@ def walk(cursor, text):
     return cursor
 
 
-def test_a_quote_starts_where_a_range_starts_with_or_without_its_blank():
-    cursor = quoting(ranges=ranges(*SENTENCES), min_tokens=1)
-    assert spelled(cursor.mask()) == {b" the", b"the", b"a"}
-    leading = quoting("a cat sat", ranges=ranges((2, 5), (6, 9)), min_tokens=1)
-    assert spelled(leading.mask()) == {b" cat", b"cat", b" sat", b"sat"}
+def test_a_quote_starts_where_a_range_starts():
+    cursor = quoting(ranges=ranges(*SENTENCES))
+    assert spelled(cursor.mask()) == {b"t", b"the", b"a"}
+    inside = quoting("a cat sat", ranges=ranges((2, 5), (6, 9)), min_words=1)
+    assert spelled(inside.mask()) == {b"c", b"cat", b"s", b"sat"}
 
 
-def test_text_of_another_sentence_in_the_token_of_a_start_is_not_quoted():
-    with pytest.raises(InputError):
-        quoting("the cat", ranges=ranges((1, 7)), min_tokens=1)
+def test_white_space_at_the_edges_of_a_range_is_left_out():
+    cursor = quoting("a cat sat \n", ranges=ranges((1, 12)), min_words=1)
+    walk(cursor, "cat sat")
+    assert cursor.is_done
+    assert cursor.quotes()[0].quote.source_start == 2
 
 
 def test_a_quote_ends_where_a_range_ends():
-    cursor = walk(quoting(ranges=ranges(*SENTENCES), min_tokens=1), "the cat sat")
+    cursor = walk(quoting(ranges=ranges(*SENTENCES), min_words=1), "the cat sat")
     assert not cursor.can_end
-    assert spelled(cursor.mask()) == {b". "}
-    cursor.advance(TOKENIZER.encode(". "))
+    assert spelled(cursor.mask()) == {b".", b". "}
+    cursor.advance(TOKENIZER.encode("."))
     assert cursor.can_end
     (quoted,) = cursor.quotes()
     assert (quoted.quote.source_start, quoted.quote.source_end) == (0, 12)
 
 
+def test_a_quote_may_run_on_to_the_end_of_a_later_range():
+    cursor = walk(quoting(ranges=ranges(*SENTENCES), min_words=4), "the cat ran")
+    assert spelled(cursor.mask()) == {b". "}, "too few words to end here"
+    walk(cursor, ". a dog sat.")
+    assert cursor.can_end
+    assert (cursor.quotes()[0].quote.source_start, cursor.quotes()[0].quote.source_end) == (13, 36)
+
+
 def test_a_single_continuation_is_forced():
-    cursor = walk(quoting(ranges=ranges(*SENTENCES), min_tokens=1), "a")
-    assert b"".join(BYTES[token] for token in cursor.forced(100)) == b" dog sat.\n"
+    cursor = walk(quoting(ranges=ranges(*SENTENCES), min_words=1), "a")
+    assert b"".join(BYTES[token] for token in cursor.forced(100)) == b" dog sat"
     assert cursor.num_tokens == 1
     assert cursor.forced(2) == cursor.forced(100)[:2]
 
 
-def test_minimum_and_maximum():
-    cursor = quoting("the cat sat sat sat", min_tokens=2, max_tokens=3)
-    walk(cursor, "the")
-    assert not cursor.can_end
-    walk(cursor, " cat")
-    assert cursor.can_end
-    walk(cursor, " sat")
-    assert cursor.is_done
-
-
-def test_a_range_too_long_for_the_limit_is_cut_at_it():
-    cursor = quoting("the cat sat sat sat", min_tokens=1, max_tokens=3, ranges=ranges((0, 19)))
+def test_a_range_too_long_for_the_limit_is_cut_behind_a_word():
+    cursor = quoting("the cat sat sat sat", max_characters=12, min_words=1, ranges=ranges((0, 19)))
     walk(cursor, "the cat")
     assert not cursor.can_end
     walk(cursor, " sat")
@@ -110,23 +109,28 @@ def test_a_range_too_long_for_the_limit_is_cut_at_it():
 
 def test_the_limit_is_kept_at_the_last_permitted_end_in_reach():
     cursor = quoting(
-        "the cat sat sat sat", min_tokens=1, max_tokens=4, ranges=ranges((0, 7), (0, 11), (0, 19))
+        "the cat sat sat sat",
+        min_words=1,
+        max_characters=15,
+        ranges=ranges((0, 7), (0, 11), (0, 19)),
     )
     walk(cursor, "the cat sat")
     assert cursor.is_done
 
 
-def test_characters_of_several_tokens_are_not_cut():
-    cursor = quoting("ab😀cd", min_tokens=1)
-    assert not any(first[0] & 0xC0 == 0x80 for first in spelled(cursor.mask()))
-    cursor.advance(TOKENIZER.encode("b😀")[:3])
+def test_an_unfinished_quote_is_cut_back_to_a_permitted_end():
+    text = "one two three four five 😀 six seven"
+    cursor = walk(quoting(text, min_words=2), "one two three")
+    cursor.advance(TOKENIZER.encode(" f"))
     assert not cursor.can_end
-    (quoted,) = cursor.quotes()
-    assert (quoted.quote.source_start, quoted.quote.source_end) == (1, 2)
+    assert cursor.quotes()[0].quote.source_end == len("one two three")
+    cursor = quoting(text, min_words=2)
+    cursor.advance(TOKENIZER.encode("one tw"))
+    assert cursor.quotes() == ()
 
 
 def test_only_the_named_sources_are_quoted():
-    constraint = QuoteFrom(("b",), min_tokens=1)
+    constraint = QuoteFrom(("b",), min_words=1)
     cursor = start(constraint, document("the cat", "a"), document("sat", "b"))
     assert spelled(cursor.mask()) == {b"sat"}
 
@@ -135,7 +139,7 @@ def test_a_quote_does_not_jump_over_what_was_left_out():
     text = "the cat sat"
     spans = (Span("d", 0, 0, 3), Span("d", 40, 3, 8))
     segment = TextSegment(SegmentKind.DOCUMENT, text, spans)
-    cursor = walk(start(QuoteFrom(("d",), min_tokens=1), segment), "the")
+    cursor = walk(start(QuoteFrom(("d",), min_words=1), segment), "the")
     assert cursor.is_done
 
 
@@ -144,8 +148,8 @@ def test_a_quote_does_not_jump_over_what_was_left_out():
     [
         {"source_id": "absent"},
         {"ranges": (("other", 0, 3),)},
-        {"min_tokens": 0},
-        {"min_tokens": 5, "max_tokens": 4},
+        {"min_words": 0},
+        {"min_words": 5, "max_characters": 4},
     ],
 )
 def test_what_cannot_be_quoted_is_refused(options):
@@ -154,40 +158,34 @@ def test_what_cannot_be_quoted_is_refused(options):
 
 
 def test_closing_marker_ends_a_quote_even_where_the_source_goes_on_with_it():
-    cursor = start((QuoteFrom(("d",), min_tokens=1), Literal('"')), document('a"b', "d"))
+    cursor = start((QuoteFrom(("d",), min_words=1), Literal('"')), document('a" b', "d"))
     walk(cursor, 'a"')
     assert cursor.is_done
-    assert cursor.quotes()[0].quote.num_tokens == 1
+    assert cursor.quotes()[0].quote.source_end == 1
 
 
 def test_free_text_after_a_quote_begins_where_the_source_is_left():
-    cursor = start((QuoteFrom(("d",), min_tokens=1), Free(until="#")), document("abc", "d"))
+    cursor = start((QuoteFrom(("d",), min_words=1), Free(until="#")), document("ab cd", "d"))
     walk(cursor, "abX")
-    assert cursor.quotes()[0].quote.num_tokens == 2
-
-
-WORDS = st.sampled_from(["the", "cat", "sat", "a", "x", "é", "😀", ".", ".\n", "\n\n", "  ", "the"])
+    assert cursor.quotes()[0].quote.source_end == 2
 
 
 @st.composite
 def documents(draw):
-    text = " ".join(draw(st.lists(WORDS, min_size=4, max_size=40)))
+    words = ["the", "cat", "sat", "a", "x", "é", "😀", ".", ".\n", "\n\n", "  "]
+    text = " ".join(draw(st.lists(st.sampled_from(words), min_size=4, max_size=40)))
     cuts = sorted(draw(st.sets(st.integers(0, len(text)), min_size=2, max_size=12)))
-    pairs = [(a, b) for a, b in pairwise(cuts) if text[a:b] == text[a:b].strip()]
-    return text, pairs if draw(st.booleans()) else []
+    return text, [(a, b) for a, b in pairwise(cuts) if text[a:b].strip()]
 
 
 @settings(max_examples=60)
-@given(documents(), st.integers(1, 6), st.integers(0, 12), st.integers(0, 2**32))
-def test_every_quote_is_in_its_source(case, min_tokens, more, seed):
+@given(documents(), st.integers(1, 40), st.integers(0, 2**32))
+def test_every_quote_of_ranges_is_made_of_them(case, most, seed):
     text, pairs = case
     rng = np.random.default_rng(seed)
     try:
-        cursor = quoting(
-            text, min_tokens=min_tokens, max_tokens=min_tokens + more, ranges=ranges(*pairs)
-        )
+        cursor = quoting(text, min_words=1, max_characters=most, ranges=ranges(*pairs))
     except InputError:
-        assert pairs or not text.strip(), "any text can be quoted where no ranges are given"
         return
     output = []
     while not cursor.is_done:
@@ -196,20 +194,20 @@ def test_every_quote_is_in_its_source(case, min_tokens, more, seed):
             break
         output.append(int(rng.choice(choices)))
         cursor.advance(output[-1:])
-    written = b"".join(BYTES[token] for token in output).decode()
     ((at, quote),) = ((quoted.start, quoted.quote) for quoted in cursor.quotes())
     copied = text[quote.source_start : quote.source_end]
-    assert at == 0
-    assert written[quote.lead : quote.lead + len(copied)] == copied
-    assert not (written[: quote.lead] + written[quote.lead + len(copied) :]).strip()
-    assert len(output) <= min_tokens + more
-    if pairs:
-        assert quote.source_start in {a for a, _ in pairs}
+    assert (at, b"".join(BYTES[token] for token in output).decode()) == (0, copied)
+    assert copied == copied.strip()
+    assert len(copied) <= most
+    starts = {len(text) - len(text[a:].lstrip()) for a, _ in pairs}
+    assert quote.source_start in starts
+    is_whole = quote.source_end in {len(text[:b].rstrip()) for _, b in pairs}
+    assert is_whole or not text[quote.source_end : quote.source_end + 1].isalnum()
 
 
 def test_quotes_in_an_answer_carry_their_place_in_output_and_source():
     model = ToyModel(random_logits(TOKENIZER.vocab_size), vocab_size=TOKENIZER.vocab_size)
-    sentence = QuoteFrom(("d",), min_tokens=1, ranges=ranges(*SENTENCES))
+    sentence = QuoteFrom(("d",), min_words=1, ranges=ranges(*SENTENCES))
     constraint = (Literal('é "'), sentence, Literal('" and "'), sentence, Literal('"\n'))
     with toy_engine(model, TOKENIZER, template=TurnTemplate()) as engine:
         for seed in range(5):

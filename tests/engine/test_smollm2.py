@@ -5,12 +5,10 @@ import asyncio
 import pytest
 
 from ragflash.engine.build import start_engine
+from ragflash.engine.constraint import Free, Literal, QuoteFrom
 from ragflash.engine.request import (
     ChatMessage,
-    Free,
     GenerateRequest,
-    Literal,
-    QuoteFrom,
     ScoreRequest,
     SegmentKind,
     Span,
@@ -53,7 +51,7 @@ def test_quotes_a_sentence_word_for_word_and_reuses_the_document(engine):
     ranges = tuple(("pump", start, end) for start, end in SENTENCES)
     constraint = (
         Literal('"'),
-        QuoteFrom(("pump",), min_tokens=1, ranges=ranges),
+        QuoteFrom(("pump",), min_words=1, ranges=ranges),
         Literal('"\n'),
         Free(until="\n", max_tokens=4),
     )

@@ -7,7 +7,11 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ragflash.engine.request import Choice, DraftMode, Free, Literal, SamplingParams
+from ragflash.engine.constraint import Choice, Free, Literal
+from ragflash.engine.request import (
+    DraftMode,
+    SamplingParams,
+)
 from ragflash.engine.sampler import draw, uniform
 from ragflash.speculative.drafter import Draft
 from ragflash.speculative.verify import verify

@@ -13,7 +13,12 @@ from collections.abc import Sequence
 import pytest
 import torch
 
-from ragflash.engine.request import Finished, Free, GenerateRequest, Literal, ScoreRequest
+from ragflash.engine.constraint import Free, Literal
+from ragflash.engine.request import (
+    Finished,
+    GenerateRequest,
+    ScoreRequest,
+)
 from ragflash.kvcache.formats import KVFormatName
 from ragflash.kvcache.grid import Grid
 from ragflash.kvcache.pages import KVLayout, KVPages

@@ -5,7 +5,13 @@ import threading
 
 import pytest
 
-from ragflash.engine.request import Delta, Failed, Finished, Literal, ScoreRequest
+from ragflash.engine.constraint import Literal
+from ragflash.engine.request import (
+    Delta,
+    Failed,
+    Finished,
+    ScoreRequest,
+)
 from ragflash.errors import EngineDead, EngineOverloaded, GenerationCancelled, InputError
 from tests.engine.harness import toy_engine
 from tests.engine.toys import ToyModel, ask, byte_tokenizer, document, random_logits

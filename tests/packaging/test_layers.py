@@ -28,10 +28,11 @@ RANKS = {
     "__main__": 11,
 }
 FOR_ALL = {"errors", "log", "metrics"}
-# What a bare GPU machine has, so that the engine can be measured there from a clone.
+# What a bare GPU machine has, so that the engine can be measured there from a clone; llguidance is
+# imported when a grammar is asked for.
 ENGINE_LIBRARIES = {
     *("torch", "triton", "numpy", "tokenizers", "jinja2", "safetensors", "gguf"),
-    *("typer", "rich", "ragflash", "ragflash_kernels", "ragflash_prompts"),
+    *("llguidance", "typer", "rich", "ragflash", "ragflash_kernels", "ragflash_prompts"),
 }
 
 

@@ -4,6 +4,7 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
+from ragflash.engine.constraint import QuoteFrom
 from ragflash.engine.request import (
     CacheMiss,
     Delta,
@@ -14,7 +15,6 @@ from ragflash.engine.request import (
     FinishReason,
     GenerateRequest,
     PrefillProgress,
-    QuoteFrom,
     QuoteSpan,
     Scored,
     ScoreRequest,

@@ -6,7 +6,10 @@ from dataclasses import replace
 
 import pytest
 
-from ragflash.engine.request import CacheMiss, Free, Literal
+from ragflash.engine.constraint import Free, Literal
+from ragflash.engine.request import (
+    CacheMiss,
+)
 from ragflash.errors import (
     EngineDead,
     EngineOverloaded,

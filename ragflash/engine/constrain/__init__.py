@@ -1,7 +1,7 @@
 """Constraints: request data compiled to states over tokens, one cursor an output."""
 
-from ragflash.engine.constrain.compile import compile_constraint
+from ragflash.engine.constrain.compile import ConstraintCompiler
 from ragflash.engine.constrain.cursor import Cursor
 from ragflash.engine.constrain.mask import TokenMask
 
-__all__ = ["Cursor", "TokenMask", "compile_constraint"]
+__all__ = ["ConstraintCompiler", "Cursor", "TokenMask"]

@@ -12,7 +12,7 @@ from ragflash.engine.constrain.state import State
 
 @dataclass(frozen=True, slots=True)
 class QuotedTokens:
-    """Output tokens `start … start + quote.num_tokens - 1` copy a source."""
+    """The output copies a source from its token `start` on."""
 
     start: int
     quote: SourceQuote
@@ -51,15 +51,17 @@ class Cursor:
 
     @property
     def is_done(self) -> bool:
-        """Whether nothing may follow."""
-        return self._points[-1].state is None
+        """Whether nothing may follow, be the output complete (`can_end`) or not."""
+        state = self._points[-1].state
+        return state is None or state.is_done
 
     @property
     def can_end(self) -> bool:
         """Whether the output may end here."""
         point = self._points[-1]
-        is_last = point.part == len(self._parts) - 1
-        return point.state is None or (is_last and point.state.can_end)
+        if point.state is None:
+            return True
+        return point.state.can_end and self._next_part(point) == len(self._parts)
 
     def mask(self) -> TokenMask:
         """Return what may come next; stop tokens are in it where the output may end."""
@@ -83,7 +85,7 @@ class Cursor:
         """Count the first of `token_ids` that could be emitted in turn; the cursor stays."""
         count = 0
         for token_id in token_ids:
-            if self.is_done or not self.mask().permits(token_id) or self._is_stop(token_id):
+            if self._is_stop(token_id) or not self._permits(token_id):
                 break
             self.advance((token_id,))
             count += 1
@@ -93,12 +95,15 @@ class Cursor:
     def forced(self, limit: int) -> tuple[int, ...]:
         """Return at most `limit` tokens that must come next in any case; the cursor stays."""
         token_ids: list[int] = []
-        while len(token_ids) < limit and not self.is_done:
-            only = self.mask().only
-            if only is None or self._is_stop(only):
+        while len(token_ids) < limit:
+            state = self._points[-1].state
+            if state is None or state.can_end:
                 break
-            self.advance((only,))
-            token_ids.append(only)
+            forced = state.forced()[: limit - len(token_ids)]
+            if not forced or self._is_stop(forced[0]):
+                break
+            self.advance(forced)
+            token_ids += forced
         self.rollback(len(token_ids))
         return tuple(token_ids)
 
@@ -116,7 +121,7 @@ class Cursor:
             assert state is not None, "stop tokens are not followed"
         after = _Point(point.part, state.step(token_id), point.part_start, point.quotes)
         assert after.state is not None
-        if not after.state.is_done:
+        if not (after.state.is_done and after.state.can_end):
             return after
         left = self._leave(after)
         return _Point(left.part, left.state, len(self._points), left.quotes)
@@ -125,19 +130,32 @@ class Cursor:
         follows = self._following(point)
         if follows.is_allow and follows.permits(token_id):
             return True
-        return not state.mask().permits(token_id)
+        return not state.permits(token_id)
+
+    def _permits(self, token_id: int) -> bool:
+        point = self._points[-1]
+        if point.state is None:
+            return False
+        if point.state.permits(token_id):
+            return True
+        return point.state.can_end and self._following(point).permits(token_id)
 
     def _leave(self, point: _Point) -> _Point:
-        part = point.part + 1
+        part = self._next_part(point)
         state = self._parts[part] if part < len(self._parts) else None
         return _Point(part, state, self.num_tokens, point.quotes + self._quote(point))
 
     def _following(self, point: _Point) -> TokenMask:
-        part = point.part + 1
+        part = self._next_part(point)
         return self._parts[part].mask() if part < len(self._parts) else self._stop
 
+    @staticmethod
+    def _next_part(point: _Point) -> int:
+        assert point.state is not None
+        return point.part + 1 + point.state.num_skipped
+
     def _quote(self, point: _Point) -> tuple[QuotedTokens, ...]:
-        if not isinstance(point.state, QuoteState) or point.state.num_tokens == 0:
+        if not isinstance(point.state, QuoteState):
             return ()
         quote = point.state.quote()
         return () if quote is None else (QuotedTokens(point.part_start, quote),)

@@ -1,94 +1,85 @@
-"""Free text up to a marker or a number of tokens."""
+"""Free text up to a marker, a number of tokens, or a quote."""
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
-from ragflash.engine.constrain.mask import ANYTHING, TokenMask
+from ragflash.engine.constrain.marker import Marker
+from ragflash.engine.constrain.mask import TokenMask
 
 
+@dataclass(frozen=True, slots=True)
 class FreeProgram:
-    """Finds a marker in the bytes of tokens (Knuth, Morris, Pratt 1977).
+    """A stretch of free text.
 
-    A token that would complete the marker before its own last byte is banned, so that what follows
+    A token that would complete a marker before its own last byte is banned, so that what follows
     the marker begins with a token of its own.
+
+    Attributes:
+        until: Ends the text.
+        opening: Ends it too, before a quote; banned where no quote may follow.
+        num_quote_parts: How many parts make up quotes and what is between them: they follow the
+            opening, and are left out behind anything else; 0 where no quote may follow.
+        max_tokens: 0 is no limit.
     """
 
-    def __init__(self, until: bytes, max_tokens: int, token_bytes: Sequence[bytes]) -> None:
-        self.until = until
-        self.max_tokens = max_tokens
-        self.token_bytes = token_bytes
-        self._borders = _borders(until)
-        self._masks: dict[int, TokenMask] = {}
+    until: Marker
+    opening: Marker
+    num_quote_parts: int = 0
+    max_tokens: int = 0
 
-    def scan(self, matched: int, data: bytes) -> int:
-        """Return how many bytes of the marker are matched after `data`; stops at a whole marker."""
-        for byte in data:
-            if matched == len(self.until):
-                break
-            while matched and self.until[matched] != byte:
-                matched = self._borders[matched - 1]
-            matched += self.until[matched] == byte
-        return matched
-
-    def mask(self, matched: int) -> TokenMask:
-        """Ban the tokens that overshoot the marker when `matched` bytes of it are there."""
-        if not self.until:
-            return ANYTHING
-        if matched not in self._masks:
-            rests = []
-            at = matched
-            while at:
-                rests.append(self.until[at:])
-                at = self._borders[at - 1]
-            banned = [
-                token_id
-                for token_id, data in enumerate(self.token_bytes)
-                if self.until in data[:-1]
-                or any(len(data) > len(rest) and data.startswith(rest) for rest in rests)
-            ]
-            self._masks[matched] = TokenMask(np.array(banned, dtype=np.int64), is_allow=False)
-        return self._masks[matched]
-
-
-def _borders(pattern: bytes) -> list[int]:
-    borders = [0] * len(pattern)
-    matched = 0
-    for at in range(1, len(pattern)):
-        while matched and pattern[matched] != pattern[at]:
-            matched = borders[matched - 1]
-        matched += pattern[matched] == pattern[at]
-        borders[at] = matched
-    return borders
+    def banned(self, matched: tuple[int, int]) -> TokenMask:
+        """Return all tokens but those that may not follow so many bytes of each marker."""
+        until, opening = matched
+        may_open = self.num_quote_parts > 0
+        of_opening = self.opening.overshooting if may_open else self.opening.completing
+        ids = np.union1d(self.until.overshooting(until), of_opening(opening))
+        return TokenMask(ids, is_allow=False)
 
 
 @dataclass(frozen=True, slots=True)
 class FreeState:
-    """Bytes of the marker that the text ends with, and its number of tokens."""
+    """How many bytes of either marker the text ends with, and its number of tokens."""
 
     program: FreeProgram
-    matched: int = 0
+    matched: tuple[int, int] = (0, 0)
     num_tokens: int = 0
 
     @property
     def can_end(self) -> bool:
-        """Free text ends at its marker or limit, or with the output."""
+        """Free text ends at a marker or its limit, or with the output."""
         return self.is_done
 
     @property
     def is_done(self) -> bool:
-        """Whether the marker or the limit is reached."""
+        """Whether a marker or the limit is reached."""
         program = self.program
-        at_marker = bool(program.until) and self.matched == len(program.until)
-        return at_marker or (0 < program.max_tokens <= self.num_tokens)
+        return (
+            program.until.is_found(self.matched[0])
+            or program.opening.is_found(self.matched[1])
+            or 0 < program.max_tokens <= self.num_tokens
+        )
+
+    @property
+    def num_skipped(self) -> int:
+        """Without an opening no quote follows."""
+        opened = self.program.opening.is_found(self.matched[1])
+        return 0 if opened else self.program.num_quote_parts
 
     def mask(self) -> TokenMask:
-        """Return all tokens but those that overshoot the marker."""
-        return self.program.mask(self.matched)
+        """Return all tokens but those that overshoot a marker."""
+        return self.program.banned(self.matched)
+
+    def permits(self, token_id: int) -> bool:
+        """Tell whether `mask` has a token."""
+        return self.mask().permits(token_id)
+
+    def forced(self) -> tuple[int, ...]:
+        """Nothing is forced."""
+        return ()
 
     def step(self, token_id: int) -> "FreeState":
         """Add a token."""
-        program = self.program
-        matched = program.scan(self.matched, program.token_bytes[token_id]) if program.until else 0
-        return FreeState(program, matched, self.num_tokens + 1)
+        program, (until, opening) = self.program, self.matched
+        matched = program.until.scan(until, token_id), program.opening.scan(opening, token_id)
+        return replace(self, matched=matched, num_tokens=self.num_tokens + 1)

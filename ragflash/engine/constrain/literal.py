@@ -30,9 +30,22 @@ class TrieState:
         """Whether no text goes on from here."""
         return not self.node.children
 
+    @property
+    def num_skipped(self) -> int:
+        """What follows a text is never left out."""
+        return 0
+
     def mask(self) -> TokenMask:
         """Return the tokens that some text continues with."""
         return allow(np.fromiter(self.node.children, dtype=np.int64))
+
+    def permits(self, token_id: int) -> bool:
+        """Tell whether some text continues with a token."""
+        return token_id in self.node.children
+
+    def forced(self) -> tuple[int, ...]:
+        """Return the one continuation, if there is no other."""
+        return tuple(self.node.children) if len(self.node.children) == 1 else ()
 
     def step(self, token_id: int) -> "TrieState":
         """Go down one token."""

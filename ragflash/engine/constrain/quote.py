@@ -1,20 +1,19 @@
-"""Quotes that cannot be invented: the output only follows the prompt's own document tokens.
+"""Quotes that cannot be invented: the output only follows the prompt's document text.
 
-`QuoteProgram` lays the document tokens of a prompt out in one array, runs separated by a sentinel.
-A state is the array of places that the quote may be read to; the next token must be the token at
-one of them.
+The quote so far stands at one or more places of the text, and what comes next must go on from one
+of them. It is followed byte by byte: it may begin inside a token of the prompt, and be spelled by
+any tokens. Where all places go on with the same token of the prompt, that one is forced.
 """
 
 from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
-from numpy.typing import NDArray
 
 from ragflash.engine.constrain.mask import TokenMask, allow
-
-SENTINEL = -1
-
-Places = NDArray[np.int64]
+from ragflash.engine.constrain.source_text import SourceText
+from ragflash.engine.constrain.spelling import NONE, Places, Text, Tokens
+from ragflash.engine.constrain.words import Flags
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,123 +21,175 @@ class SourceQuote:
     """What a quote copies.
 
     Attributes:
-        num_tokens: Of the output.
-        lead: Characters of the output's first token that are not part of the source range (white
-            space).
         source: Index into the prompt's `source_ids`.
         source_start: Character offset in the source.
         source_end: Exclusive.
     """
 
-    num_tokens: int
-    lead: int
     source: int
     source_start: int
     source_end: int
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class QuoteProgram:
-    """Arrays over `D` places, a place being a document token or the sentinel after a run.
+    """Where quotes start and end; shared by requests. Arrays but `is_end` have one entry a start.
 
     Attributes:
-        tokens: Token id at each place; `SENTINEL` after a run.
-        first_alternative: Token that may stand for a quote's first one, without its leading white
-            space, or `SENTINEL`.
-        source: Source index of each place.
-        start_char: Source offset that a quote starting at a place starts at.
-        end_char: Source offset that a quote whose last token is at a place ends at.
-        lead: Characters of the token at a place before `start_char`.
-        starts: Places where a quote may start, ascending.
-        is_end: Whether a quote may end before a place, i.e. with the token one place back.
-        is_char_end: Whether a character ends before a place.
-        last_end: For each start, the place before which a quote from there ends at the latest.
-        min_tokens: A quote does not end sooner, unless at its `last_end`.
+        text: What is quoted.
+        start: Places where a quote may start, ascending.
+        soonest: Before that place a quote from there does not end …
+        cell_end: … but here, behind the cell or heading that starts there; 0 if none does.
+        latest: Where it ends at the latest, always a permitted end.
+        is_end: Whether a quote may end before each place of the text.
     """
 
-    tokens: Places
-    first_alternative: Places
-    source: Places
-    start_char: Places
-    end_char: Places
-    lead: Places
-    starts: Places
-    is_end: NDArray[np.bool_]
-    is_char_end: NDArray[np.bool_]
-    last_end: Places
-    min_tokens: int
+    text: SourceText
+    start: Places
+    soonest: Places
+    cell_end: Places
+    latest: Places
+    is_end: Flags
 
-    def start(self) -> "QuoteState":
-        """Return the state before the first token."""
-        return QuoteState(self, self.starts, 0, SENTINEL)
+    def begin(self) -> "QuoteState":
+        """Return the state before the first byte."""
+        return QuoteState(self, np.arange(len(self.start)), 0)
+
+    @cached_property
+    def first_mask(self) -> TokenMask:
+        """What a quote may begin with."""
+        return self.begin().find_mask()
+
+    @cached_property
+    def first_bytes(self) -> Text:
+        """What stands at each start."""
+        return self.text.data[self.start]
+
+    @cached_property
+    def ends(self) -> Places:
+        """Places before which a quote may end, ascending."""
+        return np.flatnonzero(self.is_end)
 
 
 @dataclass(frozen=True, slots=True)
 class QuoteState:
-    """The quote so far is the `num_tokens` tokens before each of `live`."""
+    """The quote so far is the `num_bytes` bytes behind `program.start[live]`, at each of these."""
 
     program: QuoteProgram
     live: Places
-    num_tokens: int
-    first_token: int
+    num_bytes: int
 
     @property
     def can_end(self) -> bool:
         """Whether a permitted end is reached."""
-        return self.num_tokens > 0 and bool(self._may_end().any())
+        return self.num_bytes > 0 and bool(self._may_end(self.live, self._places(self.live)).any())
 
     @property
     def is_done(self) -> bool:
         """Whether the source or the limit leaves no continuation."""
-        return not self._goes_on().any()
+        return not bool((self._places(self.live) < self.program.latest[self.live]).any())
+
+    @property
+    def num_skipped(self) -> int:
+        """What follows a quote is never left out."""
+        return 0
 
     def mask(self) -> TokenMask:
-        """Return the tokens that some occurrence of the quote continues with."""
-        going = self.live[self._goes_on()]
-        token_ids = self.program.tokens[going]
-        if self.num_tokens == 0:
-            alternatives = self.program.first_alternative[going]
-            token_ids = np.concatenate([token_ids, alternatives[alternatives != SENTINEL]])
-        return allow(token_ids)
+        """Return the tokens that spell what stands behind the quote somewhere."""
+        return self.program.first_mask if self.num_bytes == 0 else self.find_mask()
+
+    def find_mask(self) -> TokenMask:
+        """Compute `mask`."""
+        live, places, room = self._going()
+        forced = self._forced(live, places, room)
+        if forced != NONE:
+            return allow(np.array([forced], dtype=np.int64))
+        spellings = self.program.text.spellings
+        longest = self.program.text.longest(places)
+        while (is_over := spellings.length[longest] > room).any():  # a byte always fits
+            longest[is_over] = spellings.shorter[longest[is_over]]
+        return TokenMask(spellings.all_from(longest), is_allow=True)
+
+    def forced(self) -> tuple[int, ...]:
+        """Return the one token that may come next, if there is no other."""
+        only = self.mask().only
+        return () if only is None else (only,)
+
+    def permits(self, token_id: int) -> bool:
+        """Tell whether `mask` has a token."""
+        if self.num_bytes == 0:
+            return self.program.first_mask.permits(token_id)
+        if not len(self._followed(token_id)):
+            return False
+        return self._forced(*self._going()) in {NONE, token_id}
 
     def step(self, token_id: int) -> "QuoteState":
-        """Keep the occurrences that continue with a token."""
-        program = self.program
-        going = self.live[self._goes_on()]
-        matches = program.tokens[going] == token_id
-        if self.num_tokens == 0:
-            matches |= program.first_alternative[going] == token_id
-        first = token_id if self.num_tokens == 0 else self.first_token
-        return QuoteState(program, going[matches] + 1, self.num_tokens + 1, first)
+        """Keep the places where a token goes on."""
+        length = int(self.program.text.spellings.length[token_id])
+        return QuoteState(self.program, self._followed(token_id), self.num_bytes + length)
 
     def quote(self) -> SourceQuote | None:
-        """Return what is quoted, cut back to whole characters; `None` when that is nothing."""
+        """Return what is quoted, cut back to a permitted end; `None` when that is nothing."""
+        program, places = self.program, self._places(self.live)
+        may_end = np.flatnonzero(self._may_end(self.live, places))
+        if self.num_bytes and len(may_end):
+            return self._source_quote(int(self.live[may_end[0]]), int(places[may_end[0]]))
+        at, place = int(self.live[0]), int(places[0])
+        last = int(np.searchsorted(program.ends, place, side="right")) - 1
+        for end in (int(program.ends[last]) if last >= 0 else 0, int(program.cell_end[at])):
+            is_permitted = end >= program.soonest[at] or end == program.cell_end[at]
+            if program.start[at] < end <= place and is_permitted:
+                return self._source_quote(at, end)
+        return None
+
+    def _source_quote(self, at: int, end: int) -> SourceQuote:
+        return SourceQuote(*self.program.text.source_range(int(self.program.start[at]), end))
+
+    def _places(self, live: Places) -> Places:
+        places: Places = self.program.start[live] + self.num_bytes
+        return places
+
+    def _going(self) -> tuple[Places, Places, Places]:
+        """Return what of `live` may go on, the places there, and how many bytes are left there."""
+        places = self._places(self.live)
+        room = self.program.latest[self.live] - places
+        goes_on = room > 0
+        return self.live[goes_on], places[goes_on], room[goes_on]
+
+    def _may_end(self, live: Places, places: Places) -> Flags:
         program = self.program
-        may_end = self.live[self._may_end()]
-        at = int(may_end[0] if len(may_end) else self.live[0])
-        start = at - self.num_tokens
-        while at > start and not program.is_char_end[at]:
-            at -= 1
-        if at == start:
-            return None
-        is_alternative = program.tokens[start] != self.first_token
-        return SourceQuote(
-            num_tokens=at - start,
-            lead=0 if is_alternative else int(program.lead[start]),
-            source=int(program.source[start]),
-            source_start=int(program.start_char[start]),
-            source_end=int(program.end_char[at - 1]),
-        )
-
-    def _goes_on(self) -> NDArray[np.bool_]:
-        return self.live < self._last_end()
-
-    def _may_end(self) -> NDArray[np.bool_]:
-        may_end: NDArray[np.bool_] = self.live == self._last_end()
-        if self.num_tokens >= self.program.min_tokens:
-            may_end |= self.program.is_end[self.live]
+        is_enough = (places >= program.soonest[live]) | (places == program.cell_end[live])
+        may_end: Flags = (program.is_end[places] & is_enough) | (places == program.latest[live])
         return may_end
 
-    def _last_end(self) -> Places:
-        last_end: Places = self.program.last_end[self.live - self.num_tokens]
-        return last_end
+    def _forced(self, live: Places, places: Places, room: Places) -> int:
+        """Return the prompt's own token where all places go on with it, else `NONE`.
+
+        A token that reaches over an end, or into what may not be quoted, is not forced.
+        """
+        own: Tokens = self.program.text.own
+        token_id = int(own[places[0]])
+        if token_id == NONE or not (own[places] == token_id).all():
+            return NONE
+        length = int(self.program.text.spellings.length[token_id])
+        if int(room.min()) < length:
+            return NONE
+        if any(self._may_end(live, places + ahead).any() for ahead in range(1, length)):
+            return NONE
+        return token_id
+
+    def _followed(self, token_id: int) -> Places:
+        """Return what of `live` goes on with a token."""
+        program, spelled = self.program, self.program.text.spellings.token_bytes[token_id]
+        if not spelled:
+            return self.live[:0]
+        live = self.live
+        if self.num_bytes == 0:  # of all starts, at once those of one byte
+            live = np.flatnonzero(program.first_bytes == spelled[0])
+        places = self._places(live)
+        fits = program.latest[live] - places >= len(spelled)
+        live, places = live[fits], places[fits]
+        for ahead, byte in enumerate(spelled):
+            is_alike = program.text.data[places + ahead] == byte
+            live, places = live[is_alike], places[is_alike]
+        return live

@@ -1,196 +1,120 @@
-"""Lays a prompt's document tokens out for quoting: where quotes may start, end, and must end."""
+"""Decides where quotes of a text start, and where they may, and at the latest must, end."""
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable
 
 import numpy as np
-from numpy.typing import NDArray
 
-from ragflash.engine.constrain.quote import SENTINEL, Places, QuoteProgram
-from ragflash.engine.prompt import CompiledPrompt
-from ragflash.engine.request import QuoteFrom
-from ragflash.engine.tokens import Tokenizer
+from ragflash.engine.constrain.quote import QuoteProgram
+from ragflash.engine.constrain.source_text import SourceText
+from ragflash.engine.constrain.spelling import Places
+from ragflash.engine.constrain.words import Flags
 from ragflash.errors import InputError
 
-Flags = NDArray[np.bool_]
+Range = tuple[int, int, int]
 
 
-@dataclass(frozen=True, slots=True)
-class _Layout:
-    """Document tokens of the sources, in runs that are contiguous in prompt and source."""
-
-    tokens: Places
-    source: Places
-    start: Places
-    end: Places
-    lead: Places
-    is_char_end: Flags
-
-
-def build_quote_program(
-    constraint: QuoteFrom,
-    prompt: CompiledPrompt,
-    tokenizer: Tokenizer,
-    token_bytes: Sequence[bytes],
-) -> QuoteProgram:
-    """Compile a quote constraint for one prompt.
+def words_program(text: SourceText, *, min_words: int, max_characters: int) -> QuoteProgram:
+    """Quote from word to word: so many words at least, or a whole cell or heading.
 
     Raises:
-        InputError: The limits contradict, or no text of the sources that could be quoted is in the
-            prompt.
+        InputError: The text has no such quote.
     """
-    if not 1 <= constraint.min_tokens <= constraint.max_tokens:
-        raise InputError("a quote needs 1 <= min_tokens <= max_tokens")
-    layout = _lay_out(constraint, prompt, token_bytes)
-    edges = _Edges(layout, token_bytes)
-    if constraint.ranges:
-        edges.snap(_ranges(constraint, prompt))
-        starts, ends = _places(edges.starts), _places(edges.ends)
-    else:
-        ends = np.flatnonzero(layout.is_char_end)
-        starts = np.flatnonzero(layout.is_char_end & (layout.tokens != SENTINEL))
-    last_end = _last_ends(layout, starts, ends, constraint)
-    starts = starts[last_end[starts] > starts]
-    if not len(starts):
-        raise InputError("no text of the given sources and ranges is in the prompt")
-    is_end = np.zeros(len(layout.tokens), dtype=np.bool_)
-    is_end[ends] = True
-    return QuoteProgram(
-        tokens=layout.tokens,
-        first_alternative=_alternatives(layout.tokens, starts, edges.lead, tokenizer, token_bytes),
-        source=layout.source,
-        start_char=edges.start_char,
-        end_char=edges.end_char,
-        lead=edges.lead,
-        starts=starts,
-        is_end=is_end,
-        is_char_end=layout.is_char_end,
-        last_end=last_end,
-        min_tokens=constraint.min_tokens,
-    )
+    words = text.words
+    starts = np.flatnonzero(words.is_start)
+    cell_end = np.zeros(len(words.is_start), dtype=np.int64)
+    cell_end[words.cell_start] = words.cell_end
+    cell_end = np.where(_touches_cut(text, starts, cell_end[starts]), 0, cell_end[starts])
+    limit = _limits(text, starts, max_characters)
+    soonest = words.soonest_ends(starts, min_words)
+    latest = _last_at_most(np.flatnonzero(words.is_end), limit)
+    latest = np.where(latest >= soonest, latest, 0)
+    latest = np.maximum(latest, np.where(cell_end <= limit, cell_end, 0))
+    text.spell_all()
+    return _program(text, starts, soonest, cell_end, latest, words.is_end)
 
 
-def _lay_out(
-    constraint: QuoteFrom, prompt: CompiledPrompt, token_bytes: Sequence[bytes]
-) -> _Layout:
-    sources = prompt.sources
-    wanted = [i for i, name in enumerate(prompt.source_ids) if name in constraint.source_ids]
-    places = np.flatnonzero(np.isin(sources.source, wanted))
-    if not len(places):
-        raise InputError("no text of the given sources is in the prompt")
-    follows = (
-        (np.diff(places) == 1)
-        & (np.diff(sources.source[places]) == 0)
-        & (sources.start[places][1:] == sources.end[places][:-1])
-        & (sources.lead[places][1:] == 0)
-    )
-    run_ends = np.append(np.flatnonzero(~follows) + 1, len(places))
-    tokens = np.asarray(prompt.token_ids, dtype=np.int64)[places]
-    first_bytes = np.array([(token_bytes[token][:1] or b" ")[0] for token in tokens])
-    starts_char = (first_bytes & 0xC0) != 0x80
-    return _Layout(
-        tokens=np.insert(tokens, run_ends, SENTINEL),
-        source=np.insert(sources.source[places], run_ends, SENTINEL),
-        start=np.insert(sources.start[places], run_ends, SENTINEL),
-        end=np.insert(sources.end[places], run_ends, SENTINEL),
-        lead=np.insert(sources.lead[places], run_ends, 0),
-        is_char_end=np.insert(starts_char, run_ends, values=True),
-    )
+def ranges_program(
+    text: SourceText, ranges: Iterable[Range], *, min_words: int, max_characters: int
+) -> QuoteProgram:
+    """Quote from the start of a range to the end of one; a longer one is cut behind a word.
+
+    Args:
+        text: What is quoted.
+        ranges: Source, first character there, and the one behind the last.
+        min_words: Of a quote.
+        max_characters: Of a quote.
+
+    Raises:
+        InputError: None of them is in the text.
+    """
+    words = text.words
+    starts, is_end = _snapped(text, ranges)
+    limit = _limits(text, starts, max_characters)
+    soonest = words.soonest_ends(starts, min_words)
+    latest = _last_at_most(np.flatnonzero(is_end), limit)
+    anywhere = _last_at_most(np.flatnonzero(words.is_end), limit)
+    latest = np.where(latest >= soonest, latest, np.where(anywhere >= soonest, anywhere, 0))
+    return _program(text, starts, soonest, np.zeros_like(starts), latest, is_end)
 
 
-class _Edges:
-    """Tokens that ranges start and end in, with at most white space up to a token's edge."""
-
-    def __init__(self, layout: _Layout, token_bytes: Sequence[bytes]) -> None:
-        self._layout = layout
-        self._token_bytes = token_bytes
-        self.start_char = layout.start.copy()
-        self.end_char = layout.end.copy()
-        self.lead = layout.lead.copy()
-        self.starts: set[int] = set()
-        self.ends: set[int] = set()
-
-    def snap(self, ranges: Places) -> None:
-        """Take in ranges `[N, 3]` of source, start and end."""
-        layout = self._layout
-        sentinels = np.flatnonzero(layout.tokens == SENTINEL)
-        for first, last in zip(np.append(0, sentinels[:-1] + 1), sentinels, strict=True):
-            run_start, run_end = layout.start[first:last], layout.end[first:last]
-            source, start, end = ranges.T
-            is_own = source == layout.source[first]
-            inside = is_own & (run_start[0] <= start) & (start < run_end[-1])
-            for char in start[inside].tolist():
-                at = int(np.searchsorted(run_start, char))
-                is_exact = at < len(run_start) and run_start[at] == char
-                self._start(int(first) + at - (not is_exact), char)
-            inside = is_own & (run_start[0] < end) & (end <= run_end[-1])
-            for char in end[inside].tolist():
-                self._end(int(first) + int(np.searchsorted(run_end, char)), char)
-
-    def _start(self, place: int, char: int) -> None:
-        layout = self._layout
-        lead = int(layout.lead[place]) + char - int(layout.start[place])
-        if layout.is_char_end[place] and not self._text(place)[:lead].strip():
-            self.start_char[place] = char
-            self.lead[place] = lead
-            self.starts.add(place)
-
-    def _end(self, place: int, char: int) -> None:
-        layout = self._layout
-        kept = int(layout.lead[place]) + char - int(layout.start[place])
-        is_whole = int(layout.end[place]) == char
-        if layout.is_char_end[place + 1] and (is_whole or not self._text(place)[kept:].strip()):
-            self.end_char[place] = char
-            self.ends.add(place + 1)
-
-    def _text(self, place: int) -> str:
-        return self._token_bytes[int(self._layout.tokens[place])].decode(errors="replace")
-
-
-def _ranges(constraint: QuoteFrom, prompt: CompiledPrompt) -> Places:
-    index = {name: at for at, name in enumerate(prompt.source_ids)}
-    rows = [(index[name], start, end) for name, start, end in constraint.ranges if name in index]
-    return np.array(rows, dtype=np.int64).reshape(-1, 3)
-
-
-def _places(places: set[int]) -> Places:
-    return np.array(sorted(places), dtype=np.int64)
-
-
-def _last_ends(layout: _Layout, starts: Places, ends: Places, constraint: QuoteFrom) -> Places:
-    """For each start, the furthest permitted end in reach, else the furthest end of a character."""
-    sentinels = np.flatnonzero(layout.tokens == SENTINEL)
-    run_end = sentinels[np.searchsorted(sentinels, starts)]
-    limit = np.minimum(starts + constraint.max_tokens, run_end)
-    permitted = _last_at_most(ends, limit)
-    anywhere = _last_at_most(np.flatnonzero(layout.is_char_end), limit)
-    is_reached = permitted >= starts + constraint.min_tokens
-    last_end = np.zeros(len(layout.tokens), dtype=np.int64)
-    last_end[starts] = np.where(is_reached, permitted, anywhere)
-    return last_end
-
-
-def _last_at_most(sorted_places: Places, limit: Places) -> Places:
-    at = np.searchsorted(sorted_places, limit, side="right") - 1
-    padded = np.append(sorted_places, 0)  # index -1: none
-    return np.asarray(padded[at], dtype=np.int64)
-
-
-def _alternatives(
-    tokens: Places,
+def _program(
+    text: SourceText,
     starts: Places,
-    lead: Places,
-    tokenizer: Tokenizer,
-    token_bytes: Sequence[bytes],
-) -> Places:
-    """Find, for starts with white space in front, the token that spells the same without it."""
-    alternatives = np.full(len(tokens), SENTINEL, dtype=np.int64)
-    known: dict[tuple[int, int], int] = {}
-    for place in starts[lead[starts] > 0].tolist():
-        key = int(tokens[place]), int(lead[place])
-        if key not in known:
-            text = token_bytes[key[0]].decode(errors="replace")[key[1] :]
-            spelling = tokenizer.encode(text)
-            known[key] = int(spelling[0]) if len(spelling) == 1 else SENTINEL
-        alternatives[place] = known[key]
-    return alternatives
+    soonest: Places,
+    cell_end: Places,
+    latest: Places,
+    is_end: Flags,
+) -> QuoteProgram:
+    """Turn positions into places; a start without an end in reach is none."""
+    is_reached = latest > starts
+    if not is_reached.any():
+        raise InputError("no text of the given sources and ranges can be quoted from the prompt")
+    places = np.append(text.places, len(text.data))
+    never = np.minimum(soonest[is_reached], len(text.places))
+    is_end_place = np.zeros(len(text.data), dtype=np.bool_)
+    is_end_place[text.places] = is_end
+    return QuoteProgram(
+        text=text,
+        start=places[starts[is_reached]],
+        soonest=places[never],
+        cell_end=np.where(cell_end > 0, places[cell_end], 0)[is_reached],
+        latest=places[latest[is_reached]],
+        is_end=is_end_place,
+    )
+
+
+def _limits(text: SourceText, starts: Places, max_characters: int) -> Places:
+    stop = text.stops[np.searchsorted(text.stops, starts)]
+    return np.minimum(starts + max_characters, stop)
+
+
+def _touches_cut(text: SourceText, starts: Places, ends: Places) -> Flags:
+    """Whether a cell reaches to where the prompt may have cut it off its source."""
+    cut_starts = [run.first for run in text.runs if run.start_char > 0]
+    return np.isin(starts, cut_starts) | np.isin(ends, [run.end for run in text.runs])
+
+
+def _snapped(text: SourceText, ranges: Iterable[Range]) -> tuple[Places, Flags]:
+    """Return where ranges start, and whether one ends before each position; blanks are left out."""
+    rows = np.array([*ranges], dtype=np.int64).reshape(-1, 3)
+    is_start, is_end = (np.zeros(len(text.places), dtype=np.bool_) for _ in range(2))
+    for run in text.runs:
+        length = run.end - run.first
+        source, start, end = rows.T
+        start, end = start - run.start_char, end - run.start_char
+        is_own = source == run.source
+        is_start[run.first + start[is_own & (start >= 0) & (start < length)]] = True
+        is_end[run.first + end[is_own & (end > 0) & (end <= length)]] = True
+    filled = text.words.filled
+    starts = np.append(filled, 0)[np.searchsorted(filled, np.flatnonzero(is_start))]
+    ends = np.append(filled, -1)[np.searchsorted(filled, np.flatnonzero(is_end)) - 1] + 1
+    is_end[:] = False
+    is_end[ends] = True
+    is_end[0] = False
+    return np.unique(starts), is_end
+
+
+def _last_at_most(sorted_positions: Places, limit: Places) -> Places:
+    at = np.searchsorted(sorted_positions, limit, side="right") - 1
+    padded = np.append(sorted_positions, 0)  # index -1: none
+    return np.asarray(padded[at], dtype=np.int64)

@@ -18,10 +18,20 @@ class State(Protocol):
 
     @property
     def is_done(self) -> bool:
-        """Whether the part is complete and cannot go on."""
+        """Whether the part cannot go on; where it cannot end either, its output is cut."""
+
+    @property
+    def num_skipped(self) -> int:
+        """How many of the parts that follow are left out when the part ends here."""
 
     def mask(self) -> TokenMask:
         """Return the tokens that continue the part."""
+
+    def permits(self, token_id: int) -> bool:
+        """Tell whether `mask` has a token; may cost less."""
+
+    def forced(self) -> tuple[int, ...]:
+        """Return tokens that continue the part where it leaves no choice, the first at least."""
 
     def step(self, token_id: int) -> "State":
         """Return the state after a token that `mask` permits."""
