@@ -4,6 +4,7 @@ from ragflash.models.dflash.config import Causality, DFlashConfig, Given, Target
 from ragflash.models.dflash.load import load_drafter
 from ragflash.models.dflash.model import Candidates, DFlashModel, DraftSequence
 from ragflash.models.dflash.ring import RING_TOKENS
+from ragflash.models.dflash.taps import hidden_and_taps
 
 __all__ = [
     "RING_TOKENS",
@@ -14,5 +15,6 @@ __all__ = [
     "DraftSequence",
     "Given",
     "Target",
+    "hidden_and_taps",
     "load_drafter",
 ]

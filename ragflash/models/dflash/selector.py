@@ -50,5 +50,5 @@ class PathSelector:
         for row, candidates, own in zip(projected, token_ids, scores, strict=True):
             following = self.after(candidates).float() @ (self.before(previous)[0].float() * row)
             previous = candidates[(own + following).argmax()][None]
-            path.append(int(previous))
-        return tuple(path)
+            path.append(previous)
+        return tuple(torch.cat(path).tolist())
