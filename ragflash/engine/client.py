@@ -7,8 +7,8 @@ numbers.
 import asyncio
 import logging
 import time
-from collections.abc import AsyncGenerator, Callable, Iterable, Sequence
-from contextlib import aclosing
+from collections.abc import AsyncGenerator, Callable, Iterable, Iterator, Sequence
+from contextlib import aclosing, contextmanager, suppress
 from typing import TYPE_CHECKING
 
 from ragflash.engine.constrain import ConstraintCompiler
@@ -139,6 +139,20 @@ class EngineClient:
             EngineDead: The engine has stopped.
         """
         return {key.hex(): size for key, size in self._worker.stored_bytes().result().items()}
+
+    @contextmanager
+    def attended(self) -> Iterator[None]:
+        """Keep background requests from running, for work whose own requests come one by one.
+
+        Raises:
+            EngineDead: The engine has stopped.
+        """
+        self._worker.hold(1)
+        try:
+            yield
+        finally:
+            with suppress(EngineDead):
+                self._worker.hold(-1)
 
     def close(self) -> None:
         """Cancel what is in flight and end the worker."""

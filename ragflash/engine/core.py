@@ -93,8 +93,8 @@ class EngineCore:
 
     @property
     def is_idle(self) -> bool:
-        """Whether no request is in flight."""
-        return not self._scheduler.running and not self._scheduler.waiting
+        """Whether nothing is to be computed before something new comes."""
+        return self._scheduler.is_resting
 
     def stats(self, num_handed_over: int = 0) -> EngineStats:
         """Look at the engine, from any thread; `num_handed_over` jobs are not added yet."""
@@ -112,6 +112,10 @@ class EngineCore:
             evictions=self._store.num_evicted,
             **asdict(totals),
         )
+
+    def hold(self, change: int) -> None:
+        """See `Scheduler.hold`."""
+        self._scheduler.hold(change)
 
     def stored_bytes(self) -> dict[bytes, int]:
         """Bytes of pages and state that each stored segment adds to those before it, by key."""

@@ -138,6 +138,7 @@ class GenerateRequest:
             `enable_thinking`, which is false unless it is among them.
         client_prefix: Whether what a client brings stands before the documents of the prompt, so
             that what is stored of these for others does not fit; the reply gives it as the reason.
+        background: Whether it runs only while no other request does.
     """
 
     id: str
@@ -154,6 +155,7 @@ class GenerateRequest:
     top_logprobs: int = 0
     variables: tuple[tuple[str, object], ...] = ()
     client_prefix: bool = False
+    background: bool = False
 
     def __post_init__(self) -> None:
         """Raise `InputError` for a number of log-probabilities outside its range."""

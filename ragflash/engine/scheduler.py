@@ -5,6 +5,9 @@ runs is never stopped for want of memory. Every step takes the pending rows of a
 sequences and chunks of prompts in turn: nobody's answer waits for the whole of somebody else's
 prompt. Chunks end where segments and blocks of the grid end, so that a prompt whose beginning is
 stored is computed in the same pieces as one that is not, whoever runs beside it.
+
+A background sequence gets rows only while no other runs and nobody holds it off. It keeps its place
+meanwhile, unless that is needed: then it begins anew, with what is stored by then.
 """
 
 import logging
@@ -82,6 +85,7 @@ class Scheduler:
         self._files = files
         self._free_slots = list(range(max_slots))[::-1]
         self._lacks_pages = False
+        self._num_holds = 0
         self.waiting: deque[Sequence] = deque()
         self.running: deque[Sequence] = deque()
 
@@ -100,9 +104,21 @@ class Scheduler:
         """Pages that sequences or stored segments hold."""
         return self._allocators.num_pages - self._allocators.num_free
 
+    @property
+    def is_resting(self) -> bool:
+        """Whether there is nothing but background sequences that are held off, if anything."""
+        return all(sequence.is_background and self._num_holds for sequence in self)
+
+    def hold(self, change: int) -> None:
+        """Count one more, or one less, who holds the background off."""
+        self._num_holds += change
+
     def add(self, sequence: Sequence) -> None:
-        """Queue a sequence."""
-        self.waiting.append(sequence)
+        """Queue a sequence, before those of the background unless it is one."""
+        num_ahead = len(self.waiting)
+        if not sequence.is_background:
+            num_ahead -= sum(other.is_background for other in self.waiting)
+        self.waiting.insert(num_ahead, sequence)
 
     def admit(self) -> Sequence | None:
         """Start the first waiting sequence if it fits; its `cache.opened` tells what to restore.
@@ -110,7 +126,7 @@ class Scheduler:
         Raises:
             EngineOverloaded: It would not fit an empty engine; it is out of the queue.
         """
-        if not self.waiting or not self._free_slots or self._lacks_pages:
+        if not self.waiting or not self._has_place(self.waiting[0]) or self._lacks_pages:
             return None
         began_at = time.perf_counter()
         sequence = self.waiting[0]
@@ -120,6 +136,8 @@ class Scheduler:
             table = self._reserve(sequence, opened)
         except PagesExhausted as error:
             self._close(opened)
+            if self._interrupt():
+                return self.admit()
             if self.running:
                 self._lacks_pages = True
                 return None
@@ -142,7 +160,10 @@ class Scheduler:
         """Choose the next step's rows; whoever gets a prompt chunk goes to the end of the line."""
         planned, served = [], []
         budget = self._chunk_tokens
-        for sequence in self.running:
+        awake = [sequence for sequence in self.running if not sequence.is_background]
+        if not awake and not self._num_holds:
+            awake = [*self.running]
+        for sequence in awake:
             num_rows = sequence.num_next_rows(self._chunk_tokens, self._score_tokens)
             if sequence.phase is Phase.PREFILLING:
                 if num_rows > budget:
@@ -164,10 +185,28 @@ class Scheduler:
 
     def restart(self, sequence: Sequence) -> None:
         """Have a running sequence begin with its prompt anew, from what is stored of it."""
+        self._stop(sequence)
+        self.waiting.appendleft(sequence)
+
+    def _has_place(self, sequence: Sequence) -> bool:
+        """Whether there is a slot for a sequence, and its turn has come."""
+        if sequence.is_background and (self.running or self._num_holds):
+            return False
+        return bool(self._free_slots) or self._interrupt()
+
+    def _interrupt(self) -> bool:
+        """Have the background sequence that runs, if any, give its place up."""
+        for sequence in self.running:
+            if sequence.is_background:
+                self._stop(sequence)
+                self.waiting.append(sequence)
+                return True
+        return False
+
+    def _stop(self, sequence: Sequence) -> None:
         assert sequence.cache is not None
         self._give_back(sequence, sequence.cache)
         sequence.phase = Phase.WAITING
-        self.waiting.appendleft(sequence)
 
     def _give_back(self, sequence: Sequence, cache: Cache) -> None:
         self.running.remove(sequence)

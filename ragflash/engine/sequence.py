@@ -117,6 +117,12 @@ class Sequence:
         return self.job.request.id
 
     @property
+    def is_background(self) -> bool:
+        """Whether it runs only while no other does."""
+        request = self.job.request
+        return isinstance(request, GenerateRequest) and request.background
+
+    @property
     def committed(self) -> int:
         """Tokens in the cache."""
         return self.cache.table.length if self.cache is not None else 0

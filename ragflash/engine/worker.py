@@ -32,8 +32,16 @@ class _Weigh:
     done: Future[dict[bytes, int]]
 
 
+@dataclass(frozen=True, slots=True)
+class _Hold:
+    change: int
+
+
 class _Stop:
     """Ends the thread."""
+
+
+_Order = Job | _DropSource | _Weigh | _Hold | _Stop
 
 
 class Worker:
@@ -55,7 +63,7 @@ class Worker:
         self._core = core
         self._prepare = prepare
         self._permits = threading.Semaphore(max_in_flight)
-        self._inbox: queue.Queue[Job | _DropSource | _Weigh | _Stop] = queue.Queue()
+        self._inbox: queue.Queue[_Order] = queue.Queue()
         self._lock = threading.Lock()
         self._is_open = True
         self._thread = threading.Thread(target=self._run, name="ragflash-engine", daemon=True)
@@ -97,6 +105,10 @@ class Worker:
         self._put(order)
         return order.done
 
+    def hold(self, change: int) -> None:
+        """Count one more, or one less, who holds background requests off; see `EngineClient`."""
+        self._put(_Hold(change))
+
     def close(self) -> None:
         """Stop after the current step, fail what is in flight, and wait for the thread."""
         try:
@@ -105,7 +117,7 @@ class Worker:
             _log.debug("engine was already stopped")
         self._thread.join()
 
-    def _put(self, item: Job | _DropSource | _Weigh | _Stop) -> None:
+    def _put(self, item: _Order) -> None:
         with self._lock:
             if not self._is_open:
                 raise EngineDead("the engine has stopped; restart the server")
@@ -145,6 +157,8 @@ class Worker:
                     self._core.add(item)
                 case _DropSource(source_id, done):
                     done.set_result(self._core.drop_source(source_id))
+                case _Hold(change):
+                    self._core.hold(change)
                 case _Weigh(done):
                     done.set_result(self._core.stored_bytes())
                 case _Stop():
@@ -160,5 +174,5 @@ class Worker:
                     job.emit(Failed(job.request.id, error))
                 case _DropSource(done=done) | _Weigh(done=done):
                     done.set_exception(error)
-                case _Stop():
+                case _Hold() | _Stop():
                     pass
