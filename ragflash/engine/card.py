@@ -91,6 +91,7 @@ def place_on_card(file: GGUFFile, device: torch.device, options: CardOptions) ->
             decoder,
             device,
             pages,
+            num_tokens=len(file.require_array("tokenizer.ggml.tokens", str)),
             max_slots=options.max_slots,
             exact_pages=context_pages if grid is None else grid.most_exact_pages,
             packed_pages=0 if grid is None else context_pages,

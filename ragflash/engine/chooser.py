@@ -6,24 +6,42 @@ from ragflash.engine import sampler
 from ragflash.engine.logprobs import Candidate, TokenLogprob
 from ragflash.engine.sequence import Sequence
 
+Predicted = torch.Tensor | list[int]
+"""Logits `[R, V]` of rows, or where the first largest of each is, when that is all they are for."""
+
+
+def takes_largest(sequence: Sequence) -> bool:
+    """Tell whether a sequence looks at nothing of its logits but which is the largest."""
+    output = sequence.output
+    return (
+        output is not None
+        and output.cursor is None
+        and output.num_top is None
+        and sampler.is_plain_greedy(sequence.sampling)
+    )
+
 
 class Chooser:
     """What `verify` asks: each row's token given all emitted before, and its emission.
 
     Args:
         sequence: Takes the tokens.
-        logits: `[R, V]` of the sequence's rows of this step.
+        predicted: Of the sequence's rows of this step; logits unless it `takes_largest`.
     """
 
-    def __init__(self, sequence: Sequence, logits: torch.Tensor) -> None:
+    def __init__(self, sequence: Sequence, predicted: Predicted) -> None:
         assert sequence.output is not None
         self._sequence = sequence
         self._output = sequence.output
-        self._logits = logits
         self._row = 0
         self._largest: list[int] | None = None
+        self._logits: torch.Tensor | None = None
+        if isinstance(predicted, list):
+            self._largest = predicted
+            return
+        self._logits = predicted
         if self._output.cursor is None and sampler.is_plain_greedy(sequence.sampling):
-            self._largest = logits.argmax(dim=-1).tolist()
+            self._largest = predicted.argmax(dim=-1).tolist()
 
     def choose(self, row: int) -> int:
         """Return the token after a row."""
@@ -31,6 +49,7 @@ class Chooser:
         if self._largest is not None:
             return self._largest[row]
         output = self._output
+        assert self._logits is not None
         return sampler.choose(
             self._logits[row],
             self._sequence.sampling,
@@ -49,6 +68,7 @@ class Chooser:
 
     def _logprob(self, token_id: int, num_top: int) -> TokenLogprob:
         output = self._output
+        assert self._logits is not None
         logprobs = sampler.log_probabilities(
             self._logits[self._row],
             self._sequence.sampling,

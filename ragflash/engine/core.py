@@ -12,7 +12,7 @@ from dataclasses import asdict, dataclass
 import torch
 
 from ragflash.engine.batch import Rows
-from ragflash.engine.chooser import Chooser
+from ragflash.engine.chooser import Chooser, Predicted
 from ragflash.engine.file_tier import FileTier
 from ragflash.engine.job import Job
 from ragflash.engine.output import Output
@@ -149,8 +149,8 @@ class EngineCore:
         step = [self._draft(planned) for planned in self._scheduler.plan()]
         if not step:
             return
-        logits = self._runner.forward(step)
-        paths = self._verify_and_sample(step, logits)
+        predicted = self._runner.forward(step)
+        paths = self._verify_and_sample(step, predicted)
         for rows, path in zip(step, paths, strict=True):
             self._commit(rows, path)
             self._emit(rows.sequence)
@@ -232,22 +232,23 @@ class EngineCore:
         )
         return draft if output.cursor is None else permitted(draft, output.cursor.num_permitted)
 
-    def _verify_and_sample(self, step: Run[Rows], logits: torch.Tensor) -> list[Run[int]]:
-        """Turn logits into output; return which rows of each sequence are part of it."""
+    def _verify_and_sample(self, step: Run[Rows], predicted: Predicted) -> list[Run[int]]:
+        """Turn predictions into output; return which rows of each sequence are part of it."""
         paths, start = [], 0
         for rows in step:
             end = start + len(rows.logit_rows)
-            paths.append(self._extend(rows, logits[start:end]))
+            paths.append(self._extend(rows, predicted[start:end]))
             start = end
         return paths
 
-    def _extend(self, rows: Rows, logits: torch.Tensor) -> Run[int]:
+    def _extend(self, rows: Rows, predicted: Predicted) -> Run[int]:
         sequence = rows.sequence
         if not rows.logit_rows:
             return range(len(rows.token_ids))
         if sequence.output is None:
-            return range(self._score(sequence, logits))
-        chooser = Chooser(sequence, logits)
+            assert isinstance(predicted, torch.Tensor)
+            return range(self._score(sequence, predicted))
+        chooser = Chooser(sequence, predicted)
         accepted = verify(rows.draft or _NO_DRAFT, chooser.choose, chooser.emit)
         if rows.draft is not None and sequence.drafter is not None:
             sequence.drafter.observe(rows.draft, accepted)

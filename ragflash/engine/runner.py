@@ -6,11 +6,12 @@ from typing import cast
 import torch
 
 from ragflash.engine.batch import Rows, build_batch
+from ragflash.engine.chooser import Predicted, takes_largest
 from ragflash.engine.sequence import Cache, Sequence
 from ragflash.kvcache.allocator import PAGE_TOKENS, PageForm
 from ragflash.kvcache.pages import KVPages
 from ragflash.kvcache.segments import PendingSegment, StoredSegment
-from ragflash.models.contract import Model
+from ragflash.models.contract import GreedyModel, Model
 
 
 class Runner:
@@ -25,6 +26,7 @@ class Runner:
         self, model: Model, pages: KVPages, *, vocab_size: int, device: torch.device | str = "cpu"
     ) -> None:
         self._model = model
+        self._greedy = model if isinstance(model, GreedyModel) else None
         self._pages = pages
         self._vocab_size = vocab_size
         self._device = device
@@ -32,17 +34,21 @@ class Runner:
         self.num_rows = 0
 
     @torch.inference_mode()
-    def forward(self, step: Run[Rows]) -> torch.Tensor:
-        """Compute the rows of a step; return logits `[R, V]` f32 of the wanted rows, in order.
+    def forward(self, step: Run[Rows]) -> Predicted:
+        """Compute the rows of a step; return what its wanted rows predict, in order.
 
-        Logits beyond the tokenizer's vocabulary, which some files are padded with, are cut off.
+        Tokens come from a model that can choose them, if no sequence needs logits; else logits
+        without those beyond the tokenizer's vocabulary, which some files are padded with.
         """
-        logits = self._model.forward(build_batch(step, self._device), self._pages)
+        batch = build_batch(step, self._device)
         self.num_forwards += 1
         for rows in step:
             self.num_rows += len(rows.token_ids)
             rows.sequence.counters.forward_rows += len(rows.token_ids)
-        return logits[:, : self._vocab_size]
+        if self._greedy is not None and all(map(_is_greedy, step)):
+            goes_on = all(map(_goes_on, step))
+            return self._greedy.forward_greedy(batch, self._pages, goes_on=goes_on)
+        return self._model.forward(batch, self._pages)[:, : self._vocab_size]
 
     def commit(self, cache: Cache, path: Run[int]) -> None:
         """Make rows of the last forward, a path, part of a sequence; pack what got old by it."""
@@ -105,3 +111,14 @@ class Runner:
         """Return tensors like those of a snapshot; for a model that computes nothing yet."""
         self._model.reset(0)
         return tuple(torch.empty_like(state, device="cpu") for state in self._model.snapshot(0))
+
+
+def _is_greedy(rows: Rows) -> bool:
+    return not rows.logit_rows or takes_largest(rows.sequence)
+
+
+def _goes_on(rows: Rows) -> bool:
+    """Tell whether the token that rows give will most likely be the next step's only row."""
+    sequence = rows.sequence
+    output = sequence.output
+    return output is not None and sequence.drafter is None and output.num_left > 1

@@ -8,7 +8,7 @@ call with other row counts.
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 import torch
 
@@ -127,3 +127,21 @@ class Model(Protocol):
 
     def restore(self, slot: int, state: tuple[torch.Tensor, ...]) -> None:
         """Set a slot's recurrent state from `snapshot`."""
+
+
+@runtime_checkable
+class GreedyModel(Model, Protocol):
+    """A model that also picks the likeliest tokens where it runs."""
+
+    def forward_greedy(
+        self, batch: ForwardBatch, pages: KVPages, *, goes_on: bool = False
+    ) -> list[int]:
+        """As `forward`, but return where the first largest logit of each wanted row is.
+
+        Args:
+            batch: As there.
+            pages: As there.
+            goes_on: The caller expects to commit all rows and to ask for these tokens' rows next.
+                It may do otherwise: a model that begins with them leaves everything as it was but
+                rows behind the committed ones.
+        """

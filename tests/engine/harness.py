@@ -71,6 +71,8 @@ class ToyEngine:
 def make_pages(
     model, kv_format: KVFormatName, num_pages: int, num_packed_pages: int, grid_tokens: int
 ) -> tuple[KVPages, PageAllocators]:
+    if placed := getattr(model, "placed", None):  # it keeps to its own
+        return placed
     exact, numbers = PagePool(model.kv_layout, num_pages), PageAllocator(num_pages)
     if kv_format == "f16":
         return KVPages(exact), PageAllocators(numbers)

@@ -2,8 +2,8 @@
 
 import random
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
-from pathlib import Path
+from dataclasses import replace
+from functools import cache
 
 import pytest
 import torch
@@ -18,64 +18,16 @@ from ragflash.models.device.lowering import lower
 from ragflash.models.device.model import DeviceModel
 from ragflash.models.registry import load_records
 from tests.models.families import FAMILIES, VOCAB_SIZE
-from tests.models.forwards import PAGES, batch_of, load, poisoned_pages, run
+from tests.models.forwards import batch_of, run
+from tests.models.programmes import CPU, LOWERED, Pair, assert_near, feed, make_pair
 from tests.models.toy_files import write_gguf
 
 TEXT = random.Random(3).choices(range(VOCAB_SIZE), k=300)
-LOWERED = ("llama", "qwen2", "qwen3", "gemma3", "qwen35")
-CPU = torch.device("cpu")
-
-
-@dataclass(frozen=True)
-class Pair:
-    """The same file as layers in float32, and as a programme with its pages."""
-
-    path: Path
-    layers: Model
-    programme: DeviceModel
-    pages: KVPages
 
 
 @pytest.fixture(scope="module")
 def pairs(tmp_path_factory) -> Callable[[str], Pair]:
-    made: dict[str, Pair] = {}
-
-    def pair(name: str) -> Pair:
-        if name not in made:
-            family = FAMILIES[name]
-            tensors = family.tensors(family.build(seed=1))
-            path = tmp_path_factory.mktemp(name) / "toy.gguf"
-            write_gguf(path, family.architecture, family.metadata, tensors, quantized=True)
-            with GGUFFile.open(path) as file:
-                decoder = load_records(file, CPU)
-            pages = poisoned_pages(decoder)
-            programme = DeviceModel(
-                decoder, CPU, pages, max_slots=3, exact_pages=len(PAGES), packed_pages=0,
-                chunk_tokens=300, dtype=torch.float32,
-            )  # fmt: skip
-            made[name] = Pair(path, load(path), programme, pages)
-        return made[name]
-
-    return pair
-
-
-def feed(pair: Pair, text: Sequence[int], chunks: Sequence[int]) -> torch.Tensor:
-    """Compute a text in parts; return all logits."""
-    logits, start = [], 0
-    pair.programme.reset(0)
-    for size in [*chunks, len(text)]:
-        part = text[start : start + size]
-        if part:
-            logits.append(pair.programme.forward(batch_of(part, start), pair.pages).clone())
-            pair.programme.commit(0, range(len(part)))
-            start += len(part)
-    return torch.cat(logits)
-
-
-def assert_near(found: torch.Tensor, expected: torch.Tensor, share: float) -> None:
-    """Differ by at most a share of how logits spread, in the root mean square."""
-    error = (found - expected).square().mean().sqrt() / expected.std()
-    assert error < share
+    return cache(lambda name: make_pair(name, tmp_path_factory.mktemp(name)))
 
 
 @pytest.mark.parametrize("name", LOWERED)
@@ -217,8 +169,8 @@ def test_packed_pages_are_read_as_the_layers_read_them(pairs, name):
         decoder = load_records(file, CPU)
     pages = packed_pages_of(decoder)
     programme = DeviceModel(
-        decoder, CPU, pages, max_slots=1, exact_pages=3, packed_pages=3, chunk_tokens=256,
-        dtype=torch.float32,
+        decoder, CPU, pages, num_tokens=VOCAB_SIZE, max_slots=1, exact_pages=3, packed_pages=3,
+        chunk_tokens=256, dtype=torch.float32,
     )  # fmt: skip
     expected = feed_packed(pair.layers, packed_pages_of(pair.layers), [], text)
     assert_near(feed_packed(programme, pages, [], text)[1:], expected[1:], 0.02)
@@ -235,5 +187,6 @@ def test_offsets_of_packed_keys_are_refused(pairs):
     pages = KVPages(PagePool(layout, 3), PackedPool(layout, "q8_0", 3, offsets=offsets))
     with pytest.raises(ModelError, match="offsets"):
         DeviceModel(
-            decoder, CPU, pages, max_slots=1, exact_pages=3, packed_pages=3, chunk_tokens=256
-        )
+            decoder, CPU, pages, num_tokens=VOCAB_SIZE, max_slots=1, exact_pages=3, packed_pages=3,
+            chunk_tokens=256,
+        )  # fmt: skip

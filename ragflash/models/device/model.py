@@ -1,27 +1,43 @@
 """A model on a card."""
 
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 
 import torch
 
 from ragflash.errors import ModelError
 from ragflash.kvcache.allocator import PAGE_TOKENS, pages_for
 from ragflash.kvcache.pages import KVLayout, KVPages
-from ragflash.models.contract import ForwardBatch, Model, SequenceRows
+from ragflash.models.contract import ForwardBatch, GreedyModel, SequenceRows
 from ragflash.models.decoder import Decoder
-from ragflash.models.device.graphs import ROW_COUNTS, StepGraphs
+from ragflash.models.device.graphs import ROW_COUNTS, GraphMemory, StepGraphs
 from ragflash.models.device.lowering import lower
 from ragflash.models.device.programme import FusedAttention, FusedDeltaNet, Programme
 from ragflash.models.device.steps import FewRows, ManyRows, RowPlaces
 from ragflash.models.device.tables import MAX_ROWS, StepTables, TableSizes
+from ragflash.models.device.tokens import StepAhead, TokenSender, next_rows
 from ragflash_kernels.gated_delta import DeltaStates, delta_commit
 from ragflash_kernels.prefill_attention import PrefillWorkspace
+from ragflash_kernels.sample import largest
 
 _EAGER_ROWS = 16  # with more, products lose by starting early
 _WARM_PAGES = 64  # of history, so many that it is cut like a long one
 
 
-class DeviceModel(Model):
+@dataclass(frozen=True, slots=True)
+class Predictions:
+    """What rows predict.
+
+    Attributes:
+        logits: float32 `[R, V]`.
+        tokens: int32 `[R]`, where the first largest of each is.
+    """
+
+    logits: torch.Tensor
+    tokens: torch.Tensor
+
+
+class DeviceModel(GreedyModel):
     """Runs a decoder's programme: few rows by graphs, more rows of a sequence at once.
 
     In which way a sequence's rows are computed depends on their number alone, never on what runs
@@ -31,6 +47,7 @@ class DeviceModel(Model):
         decoder: Loaded with matrices as records.
         device: Where its tensors are.
         pages: Keys and values; graphs know them by address, so a forward takes no others.
+        num_tokens: Of the vocabulary; columns of logits from there on are no tokens.
         max_slots: Sequences of a step.
         exact_pages: Most exact pages of a sequence.
         packed_pages: Most packed ones; 0 when there is one form only.
@@ -49,6 +66,7 @@ class DeviceModel(Model):
         device: torch.device,
         pages: KVPages,
         *,
+        num_tokens: int,
         max_slots: int,
         exact_pages: int,
         packed_pages: int,
@@ -61,6 +79,7 @@ class DeviceModel(Model):
         self._decoder = decoder
         self._device = device
         self._pages = pages
+        self._num_tokens = num_tokens
         self._programme = lower(decoder)
         windows = tuple(_windows(self._programme)) or (None,)
         self._tables = StepTables(TableSizes(max_slots, exact_pages, packed_pages, windows), device)
@@ -72,10 +91,13 @@ class DeviceModel(Model):
         # Numbers that are there already need no copy.
         self._numbers = torch.arange(max(MAX_ROWS, max_slots) + 1, dtype=torch.int32, device=device)
         self._has_tape: set[int] = set()
+        self._early: set[int] = set()  # slots whose last rows are part of their state already
+        self._sender = TokenSender(max_slots * MAX_ROWS, device)
+        self._ahead: StepAhead | None = None
         is_hopper = device.type == "cuda" and torch.cuda.get_device_capability(device)[0] == 9
         self._eager_rows = _EAGER_ROWS if is_hopper else 0
         self._row_counts = row_counts
-        self._graphs = StepGraphs(self._few, device)
+        self._graphs = StepGraphs(self._few, device, GraphMemory(device))
         self._graphs.capture(row_counts)
 
     @property
@@ -106,20 +128,44 @@ class DeviceModel(Model):
     @torch.inference_mode()
     def forward(self, batch: ForwardBatch, pages: KVPages) -> torch.Tensor:
         """See `Model`; logits are overwritten by the next forward."""
-        if pages is not self._pages:
-            raise ValueError("a model on a card keeps to the pages that it was made with")
-        token_ids = batch.token_ids.tolist()
-        results, first = [], 0
-        groups = _groups(batch.sequences)
-        for group in groups:
-            end = first + sum(rows.num_rows for rows in group)
-            logits = self._group(token_ids[first:end], group, is_alone=len(groups) == 1)
-            if logits is not None:
-                results.append(logits)
-            first = end
+        self._check(pages)
+        self._ahead = None
+        results = self._launch(batch.token_ids.tolist(), batch.sequences)
         if not results:
             return torch.empty((0, self.vocab_size), device=self._device)
-        return results[0] if len(results) == 1 else torch.cat(results)
+        logits = [result.logits for result in results]
+        return logits[0] if len(logits) == 1 else torch.cat(logits)
+
+    @torch.inference_mode()
+    def forward_greedy(
+        self, batch: ForwardBatch, pages: KVPages, *, goes_on: bool = False
+    ) -> list[int]:
+        """See `GreedyModel`; tokens are read where a graph left them.
+
+        With `goes_on` the step after this one is launched before this one's tokens are waited for,
+        so that the card does not wait for the host. It writes behind the committed rows only.
+        """
+        self._check(pages)
+        token_ids, ahead = batch.token_ids.tolist(), self._ahead
+        if ahead is not None and (ahead.token_ids, ahead.sequences) == (token_ids, batch.sequences):
+            chosen, sent = ahead.chosen, ahead.sent
+        else:
+            results = self._launch(token_ids, batch.sequences)
+            if not results:
+                self._ahead = None
+                return []
+            tokens = [result.tokens for result in results]
+            chosen = tokens[0] if len(tokens) == 1 else torch.cat(tokens)
+            sent = self._sender.send(chosen)
+        following = next_rows(batch.sequences) if goes_on else None
+        if following is None or len(following) > MAX_ROWS:
+            self._ahead = None
+            return sent.read()
+        chosen = self._run_ahead(batch.sequences, following, chosen)
+        sent_ahead = self._sender.send(chosen)
+        token_ids = sent.read()
+        self._ahead = StepAhead(token_ids, following, chosen, sent_ahead)
+        return token_ids
 
     def warm_up(self) -> None:
         """Read prompts that nobody asked, with and without history; overwrites slot 0 and pages.
@@ -142,17 +188,14 @@ class DeviceModel(Model):
 
     def commit(self, slot: int, path: Sequence[int]) -> None:
         """See `Model`."""
-        num_rows = len(path)
-        if self._states is None or slot not in self._has_tape:
-            return
-        self._has_tape.remove(slot)
-        if num_rows:
-            numbers = self._numbers
-            delta_commit(self._states, numbers[slot : slot + 1], numbers[num_rows : num_rows + 1])
+        if slot in self._early:
+            self._early.remove(slot)
+        else:
+            self._apply_tape(slot, len(path))
 
     def reset(self, slot: int) -> None:
         """See `Model`."""
-        self._has_tape.discard(slot)
+        self._forget(slot)
         if self._states is not None:
             self._states.memories[:, slot].zero_()
             self._states.tails[:, slot].zero_()
@@ -169,15 +212,69 @@ class DeviceModel(Model):
 
     def restore(self, slot: int, state: tuple[torch.Tensor, ...]) -> None:
         """See `Model`."""
-        self._has_tape.discard(slot)
+        self._forget(slot)
         if self._states is not None:
             tails, memories = state
             self._states.tails[:, slot].copy_(tails, non_blocking=True)
             self._states.memories[:, slot].copy_(memories, non_blocking=True)
 
+    def _check(self, pages: KVPages) -> None:
+        if pages is not self._pages:
+            raise ValueError("a model on a card keeps to the pages that it was made with")
+
+    def _forget(self, slot: int) -> None:
+        self._has_tape.discard(slot)
+        self._early.discard(slot)
+
+    def _apply_tape(self, slot: int, num_rows: int) -> None:
+        if self._states is None or slot not in self._has_tape:
+            return
+        self._has_tape.remove(slot)
+        if num_rows:
+            numbers = self._numbers
+            delta_commit(self._states, numbers[slot : slot + 1], numbers[num_rows : num_rows + 1])
+
+    def _launch(
+        self, token_ids: Sequence[int], sequences: Sequence[SequenceRows]
+    ) -> list[Predictions]:
+        """Compute the rows of all sequences; return what wanted rows predict, in order."""
+        results, first = [], 0
+        groups = _groups(sequences)
+        for group in groups:
+            end = first + sum(rows.num_rows for rows in group)
+            result = self._group(token_ids[first:end], group, is_alone=len(groups) == 1)
+            if result is not None:
+                results.append(result)
+            first = end
+        return results
+
+    def _run_ahead(
+        self,
+        sequences: Sequence[SequenceRows],
+        following: Sequence[SequenceRows],
+        chosen: torch.Tensor,
+    ) -> torch.Tensor:
+        """Launch a step of tokens that the host does not know yet; return those after them.
+
+        Rows that are no drafts become part of a state whatever follows, so they do here.
+        """
+        for rows in sequences:
+            self._apply_tape(rows.slot, rows.num_rows)
+            self._early.add(rows.slot)
+        self._tables.fill([0] * len(following), following)
+        self._tables["token_ids"][: len(following)].copy_(chosen)
+        return self._replay(following).tokens[: len(following)]
+
+    def _replay(self, group: Sequence[SequenceRows]) -> Predictions:
+        """Compute the rows that the tables describe."""
+        num_rows = sum(rows.num_rows for rows in group)
+        if self._states is not None:
+            self._has_tape.update(rows.slot for rows in group)
+        return self._graphs(next(count for count in self._row_counts if count >= num_rows))
+
     def _group(
         self, token_ids: Sequence[int], group: Sequence[SequenceRows], *, is_alone: bool
-    ) -> torch.Tensor | None:
+    ) -> Predictions | None:
         if group[0].num_rows > MAX_ROWS:
             return self._many(token_ids, group[0])
         wanted, first = [], 0
@@ -185,16 +282,16 @@ class DeviceModel(Model):
             wanted += [first + row for row in rows.logit_rows]
             first += rows.num_rows
         self._tables.fill(token_ids, group)
-        logits = self._graphs(next(count for count in self._row_counts if count >= first))
-        if self._states is not None:
-            self._has_tape.update(rows.slot for rows in group)
+        result = self._replay(group)
         if not wanted:
             return None
         if is_alone and wanted == [*range(wanted[0], wanted[-1] + 1)]:
-            return logits[wanted[0] : wanted[-1] + 1]
-        return logits[torch.tensor(wanted, device=self._device)]
+            at = slice(wanted[0], wanted[-1] + 1)
+            return Predictions(result.logits[at], result.tokens[at])
+        rows_wanted = torch.tensor(wanted, device=self._device)
+        return Predictions(result.logits[rows_wanted], result.tokens[rows_wanted])
 
-    def _few(self, num_rows: int) -> torch.Tensor:
+    def _few(self, num_rows: int) -> Predictions:
         """Compute the rows that the tables describe; the same launches every time."""
         tables = self._tables
         step = FewRows(
@@ -207,9 +304,9 @@ class DeviceModel(Model):
         )
         logits = self._programme.run(tables["token_ids"][:num_rows], step, None)
         assert logits is not None
-        return logits
+        return Predictions(logits, largest(logits, self._num_tokens, eager=step.eager))
 
-    def _many(self, token_ids: Sequence[int], rows: SequenceRows) -> torch.Tensor | None:
+    def _many(self, token_ids: Sequence[int], rows: SequenceRows) -> Predictions | None:
         def whole(values: object) -> torch.Tensor:
             return torch.tensor(values, dtype=torch.int32).to(self._device, non_blocking=True)
 
@@ -226,7 +323,8 @@ class DeviceModel(Model):
             self._dtype,
         )
         wanted = torch.tensor(rows.logit_rows, dtype=torch.int64, device=self._device)
-        return self._programme.run(whole(token_ids), step, wanted)
+        logits = self._programme.run(whole(token_ids), step, wanted)
+        return None if logits is None else Predictions(logits, largest(logits, self._num_tokens))
 
 
 def _to_host(state: torch.Tensor) -> torch.Tensor:
