@@ -19,6 +19,7 @@ from ragflash.models.dflash.weights import GGUF_NAMES, SAFETENSORS_NAMES, Names,
 from ragflash.models.layers import GatedFFN, Norm
 from ragflash.models.linear import Linear
 from ragflash.models.weights import WeightForm, WeightReader
+from ragflash_kernels.qmatmul import MAX_ROWS
 
 CONFIG = "config.json"
 
@@ -39,7 +40,8 @@ def load_drafter(
         target: The model that is drafted for.
         dtype: What it computes in.
         device: Where its weights lie.
-        form: How a GGUF file's matrices are kept (`WeightReader`); safetensors become dense.
+        form: How a GGUF file's matrices are kept (`WeightReader`); safetensors become dense. Those
+            in `records` take features in parts of 32 rows.
         given: What the file does not say.
 
     Raises:
@@ -47,7 +49,7 @@ def load_drafter(
         TensorMissing: A tensor is absent or has another shape.
         ModelError: It cannot be used otherwise, or not with this target; the text says why.
     """
-    given = given or Given()
+    given, max_rows = given or Given(), None
     if (path / CONFIG).is_file():
         config = config_from_json(path / CONFIG, target, given)
         with SafetensorsReader(path, dtype=dtype, device=device) as reader:
@@ -57,7 +59,8 @@ def load_drafter(
             config = config_from_gguf(file, given)
             source = WeightReader(file, dtype=dtype, device=device, form=form)
             parts = _Builder(source, GGUF_NAMES, config, target).parts(device)
-    return DFlashModel(config, parts, target, dtype)
+        max_rows = MAX_ROWS if form == "records" else None
+    return DFlashModel(config, parts, target, dtype, max_rows)
 
 
 class _Builder:

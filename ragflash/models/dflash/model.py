@@ -65,15 +65,22 @@ class DFlashModel:
         parts: Its weights.
         target: The model whose tokens it drafts.
         dtype: What it computes in; norms, softmax and log-probabilities are float32.
+        max_rows: Rows that its matrices take at once; `None` for any number.
     """
 
     def __init__(
-        self, config: DFlashConfig, parts: DFlashParts, target: Target, dtype: torch.dtype
+        self,
+        config: DFlashConfig,
+        parts: DFlashParts,
+        target: Target,
+        dtype: torch.dtype,
+        max_rows: int | None = None,
     ) -> None:
         self.config = config
         self.dtype = dtype
         self._parts = parts
         self._target = target
+        self._max_rows = max_rows
 
     def new_ring(self, num_tokens: int = RING_TOKENS) -> KVRing:
         """Return an empty ring of this drafter's shape."""
@@ -92,13 +99,17 @@ class DFlashModel:
         """Return keys and values `[2, L, N, Hkv, D]` of tokens of the target.
 
         Args:
-            features: Their taps side by side, `[N, taps · H]`.
+            features: Their taps side by side, `[N, taps · H]`, N ≥ 1.
             position: Of the first of them.
         """
-        joined = self._parts.features_norm(self._parts.features(features.to(self.dtype)))
-        angles = self._angles(position, len(features))
-        kept = [layer.attention.keys_values(joined, angles) for layer in self._parts.layers]
-        return torch.stack(kept, dim=1)
+        parts, size = [], self._max_rows or len(features)
+        for start in range(0, len(features), size):
+            rows = features[start : start + size].to(self.dtype)
+            joined = self._parts.features_norm(self._parts.features(rows))
+            angles = self._angles(position + start, len(rows))
+            kept = [layer.attention.keys_values(joined, angles) for layer in self._parts.layers]
+            parts.append(torch.stack(kept, dim=1))
+        return torch.cat(parts, dim=2)
 
     @torch.no_grad()
     def hidden(self, token_ids: Sequence[int], context: KVRing) -> torch.Tensor:
@@ -155,7 +166,7 @@ class DraftSequence:
         return self._ring.end
 
     def append(self, features: torch.Tensor) -> None:
-        """Take the features `[N, taps · H]` of the tokens from `position` on.
+        """Take the features `[N, taps · H]`, N ≥ 1, of the tokens from `position` on.
 
         Those that would not stay in the ring cost nothing; a long prompt may leave them out with
         `restart` instead.

@@ -1,0 +1,117 @@
+"""A DFlash 2 drafter of random weights drafts on a card as it does on a CPU, to its arithmetic."""
+
+import pytest
+import torch
+
+from ragflash.models.dflash import Candidates, DraftSequence, Target, load_drafter
+from tests.models.toy_files import write_gguf
+
+HIDDEN, HEADS, KV_HEADS, HEAD_DIM, FFN, VOCAB, LAYERS = 1024, 16, 4, 128, 2048, 512, 3
+BLOCK, RANK, TOP_K, TAPS, WINDOW = 8, 64, 16, (1, 4), 256
+METADATA = {
+    "embedding_length": HIDDEN,
+    "block_count": LAYERS,
+    "feed_forward_length": FFN,
+    "attention.head_count": HEADS,
+    "attention.head_count_kv": KV_HEADS,
+    "attention.key_length": HEAD_DIM,
+    "attention.layer_norm_rms_epsilon": 1e-6,
+    "attention.sliding_window": WINDOW,
+    "attention.sliding_window_pattern": [True, True, False],
+    "rope.freq_base": 1e7,
+    "dflash.block_size": BLOCK,
+    "dflash.mask_token_id": VOCAB - 1,
+    "dflash.target_layer_ids": list(TAPS),
+    "conv_kernel_size": 2,
+    "conv_group_size": 16,
+    "selector_rank": RANK,
+    "selector_top_k": TOP_K,
+}
+SHAPES = {
+    "fc.weight": (HIDDEN, len(TAPS) * HIDDEN),
+    "hidden_norm.weight": (HIDDEN,),
+    "output_norm.weight": (HIDDEN,),
+    "selector_hidden.weight": (RANK, HIDDEN),
+    "selector_predecessor.weight": (VOCAB, RANK),
+    "selector_successor.weight": (VOCAB, RANK),
+}
+LAYER_SHAPES = {
+    "attn_norm.weight": (HIDDEN,),
+    "ffn_norm.weight": (HIDDEN,),
+    "attn_q.weight": (HEADS * HEAD_DIM, HIDDEN),
+    "attn_k.weight": (KV_HEADS * HEAD_DIM, HIDDEN),
+    "attn_v.weight": (KV_HEADS * HEAD_DIM, HIDDEN),
+    "attn_output.weight": (HIDDEN, HEADS * HEAD_DIM),
+    "attn_q_norm.weight": (HEAD_DIM,),
+    "attn_k_norm.weight": (HEAD_DIM,),
+    "ffn_gate.weight": (FFN, HIDDEN),
+    "ffn_up.weight": (FFN, HIDDEN),
+    "ffn_down.weight": (HIDDEN, FFN),
+    "attn_conv_base": (2, 2, HIDDEN),
+    "attn_conv_proj.weight": (HIDDEN // 4, HIDDEN),
+    "ffn_conv_base": (2, 2, HIDDEN),
+    "ffn_conv_proj.weight": (HIDDEN // 4, HIDDEN),
+}
+
+
+def random(shape: tuple[int, ...], generator: torch.Generator) -> torch.Tensor:
+    if len(shape) == 1:
+        return torch.rand(shape, generator=generator) + 0.5
+    return torch.randn(shape, generator=generator) / shape[-1] ** 0.5
+
+
+@pytest.fixture(scope="module")
+def generator() -> torch.Generator:
+    return torch.Generator().manual_seed(1)
+
+
+@pytest.fixture(scope="module")
+def path(generator, tmp_path_factory):
+    shapes = SHAPES | {
+        f"blk.{layer}.{name}": shape
+        for layer in range(LAYERS)
+        for name, shape in LAYER_SHAPES.items()
+    }
+    tensors = {name: random(shape, generator) for name, shape in shapes.items()}
+    folder = tmp_path_factory.mktemp("drafter")
+    return write_gguf(folder / "d.gguf", "qwen35-dflash-draft", METADATA, tensors, quantized=True)
+
+
+def target_on(device: str) -> Target:
+    generator = torch.Generator().manual_seed(2)
+    table, head = (random((VOCAB, HIDDEN), generator).to(device) for _ in range(2))
+    return Target(
+        num_layers=8,
+        hidden_size=HIDDEN,
+        vocab_size=VOCAB,
+        embed=lambda ids: table[ids] * 32,
+        logits=lambda rows: rows.float() @ head.t(),
+    )
+
+
+def draft(path, device: str, num_tokens: int, **options) -> Candidates:
+    model = load_drafter(path, target_on(device), device=device, **options)
+    sequence = DraftSequence(model, ring_tokens=512)
+    generator = torch.Generator().manual_seed(3)
+    features = torch.randn(num_tokens, len(TAPS) * HIDDEN, generator=generator).to(device)
+    for part in features.split(300):
+        sequence.append(part)
+    state = sequence.export()
+    again = DraftSequence(model, ring_tokens=512)
+    again.load(state)
+    found = sequence.draft(7, num_tokens, BLOCK - 1)
+    assert torch.equal(again.draft(7, num_tokens, BLOCK - 1).log_probs, found.log_probs)
+    return found
+
+
+@pytest.mark.parametrize("form", ["dense", "records"])
+@pytest.mark.parametrize("num_tokens", [40, 700])
+def test_candidates_are_as_near_as_the_arithmetic_allows(path, form, num_tokens, device):
+    expected = draft(path, "cpu", num_tokens, dtype=torch.float32)
+    found = draft(path, device, num_tokens, dtype=torch.bfloat16, form=form)
+    off = (found.log_probs.cpu() - expected.log_probs).abs()
+    alike = (found.token_ids[:, 0].cpu() == expected.token_ids[:, 0]).double().mean()
+    print(f"{form}, {num_tokens} tokens: {off.max():.3f} {off.mean():.4f} {alike:.2f}")
+    assert expected.log_probs.std() > 0.1
+    assert off.mean() < 0.05
+    assert alike > 0.7
