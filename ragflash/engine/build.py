@@ -25,6 +25,7 @@ from ragflash.gguf.chat_template import ChatTemplate
 from ragflash.gguf.reader import GGUFFile, content_hash
 from ragflash.gguf.tokenizer import Tokenizer
 from ragflash.kvcache.archive import SegmentArchive
+from ragflash.kvcache.mover import mover_of
 from ragflash.kvcache.planner import GRID_TOKENS, PREFILL_ROWS
 from ragflash.kvcache.tree import SegmentTree
 from ragflash.models.registry import ComputeDtype
@@ -165,7 +166,7 @@ def _core(
     )
     store, files = SegmentTree(placed.allocators), None
     if archive is not None:
-        files = FileTier(archive, runner, store, identity, state_shapes)
+        files = FileTier(archive, mover_of(placed.pages), store, identity, state_shapes)
     scheduler = Scheduler(
         allocators=placed.allocators,
         store=store,

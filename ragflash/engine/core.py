@@ -169,6 +169,8 @@ class EngineCore:
         """End every request in flight by an error; the engine is not used afterwards."""
         for sequence in [*self._scheduler]:
             self._retire(sequence, sequence.fail(error))
+        if self._files is not None:
+            self._files.close()
 
     def _drop_cancelled(self) -> None:
         for sequence in [*self._scheduler]:

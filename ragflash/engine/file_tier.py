@@ -2,26 +2,27 @@
 
 import logging
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import Future
 from dataclasses import dataclass
+from itertools import takewhile
 
-import numpy as np
 import torch
-from numpy.typing import NDArray
 
-from ragflash.engine.runner import Runner
 from ragflash.kvcache.allocator import PAGE_TOKENS, PageForm, PagesExhausted
 from ragflash.kvcache.archive import (
     ArchivedItem,
     ArchiveHit,
     FileMiss,
     FileMissReason,
+    Landing,
     PageItem,
     SegmentArchive,
     SegmentCopy,
     SnapshotItem,
 )
 from ragflash.kvcache.identity import Identity
+from ragflash.kvcache.mover import PageImage, PageMover, landing_in
 from ragflash.kvcache.segments import (
     ArchivedSegment,
     PendingSegment,
@@ -32,6 +33,8 @@ from ragflash.kvcache.segments import (
 )
 
 _log = logging.getLogger(__name__)
+
+_Target = tuple[ArchivedItem, Landing]
 
 Prompt = Sequence[tuple[int, ...]]
 """Tokens from the start of a prompt, cut into segments."""
@@ -67,21 +70,12 @@ class _Page:
         return min(PAGE_TOKENS, end - self.index * PAGE_TOKENS)
 
 
-@dataclass(frozen=True, slots=True)
-class _Landing:
-    """Where an item is read to; `page` is `None` for an array of a state."""
-
-    item: ArchivedItem
-    memory: torch.Tensor
-    page: _Page | None
-
-
 class FileTier:
     """Saves stored segments, and brings them back when memory has none.
 
     Args:
         archive: Of segments.
-        runner: Has the pages.
+        mover: Of the pages; closed with the tier.
         store: Of segments in memory; its identities are digests of `identity`.
         identity: All that keys and values depend on but tokens.
         state_shapes: Tensors like those of a snapshot of the model.
@@ -90,17 +84,21 @@ class FileTier:
     def __init__(
         self,
         archive: SegmentArchive,
-        runner: Runner,
+        mover: PageMover,
         store: SegmentStore,
         identity: Identity,
         state_shapes: tuple[torch.Tensor, ...],
     ) -> None:
         self._archive = archive
-        self._runner = runner
+        self._mover = mover
         self._store = store
         self._identity = identity
         self._state_shapes = state_shapes
         self._dropped: set[str] = set()
+
+    def close(self) -> None:
+        """Wait for copies that are under way; what is to be saved no longer needs the pages."""
+        self._mover.close()
 
     def drop_source(self, source_id: str) -> None:
         """Never again bring back what holds text of a document."""
@@ -163,17 +161,17 @@ class FileTier:
             parent = before.segment
         pages = [page for page in _pages(segment) if self._is_own(page, parent)]
         state = [tensor for tensor in segment.state if isinstance(tensor, torch.Tensor)]
-        num_bytes = sum(self._runner.page_bytes(page.form) for page in pages)
+        num_bytes = sum(self._mover.page_bytes(page.form) for page in pages)
         num_bytes += sum(tensor.nbytes for tensor in state)
 
         def copy() -> SegmentCopy:
             images = [
-                self._runner.image(page.form, page.page, page.num_tokens(segment.end))
-                for page in pages
+                PageImage(page.form, page.page, page.num_tokens(segment.end)) for page in pages
             ]
-            buffers = tuple(map(_bytes_of, (*images, *state)))
+            fetched = self._mover.fetch(images, state)
+            self._store.hold(segment, fetched)
             page_items = (
-                PageItem(page.form, page.index, page.num_tokens(segment.end), image.nbytes)
+                PageItem(page.form, page.index, image.num_tokens, self._mover.page_bytes(page.form))
                 for page, image in zip(pages, images, strict=True)
             )
             state_items = (
@@ -186,7 +184,7 @@ class FileTier:
                 namespace=name,
                 source_ids=segment.source_ids,
                 items=(*page_items, *state_items),
-                buffers=buffers,
+                buffers=_drawn(fetched),
                 prefill_seconds=segment.prefill_seconds,
             )
 
@@ -194,7 +192,7 @@ class FileTier:
 
     def _is_own(self, page: _Page, parent: StoredSegment | None) -> bool:
         """Whether a page is no page of the segment before, or has more tokens than there."""
-        if self._runner.page_bytes(page.form) == 0:
+        if self._mover.page_bytes(page.form) == 0:
             return False
         if parent is None:
             return True
@@ -225,16 +223,14 @@ class FileTier:
         is_read = False
         try:
             landings = self._lay_out(begun, prefixes, known)
-            miss = self._archive.read(_targets(landings, is_over))
+            with self._mover.filling():
+                miss = self._archive.read(_until(is_over, landings))
             if miss is not None:
                 return miss
             if is_over():
                 return FileMiss(FileMissReason.NONE_STORED, detail="the request was cancelled")
-            for landing in landings:
-                if landing.page is not None:
-                    self._runner.settle(landing.page.form, landing.page.page, landing.memory)
             is_read = True
-            return sum(landing.memory.nbytes for landing in landings)
+            return sum(landing.num_bytes for _, landing in landings)
         except _ItemLacking as error:
             return FileMiss(FileMissReason.DAMAGED, detail=str(error))
         finally:
@@ -242,7 +238,7 @@ class FileTier:
                 (self._store.commit if is_read else self._store.abandon)(pending)
 
     def _archived(self, prefix: ArchiveHit) -> ArchivedSegment:
-        state = tuple(map(torch.empty_like, self._state_shapes))
+        state = self._mover.new_state(self._state_shapes)
         return ArchivedSegment(state, frozenset(prefix.source_ids), prefix.prefill_seconds)
 
     def _lay_out(
@@ -250,31 +246,31 @@ class FileTier:
         begun: Sequence[PendingSegment],
         prefixes: Sequence[ArchiveHit],
         known: SegmentHit | None,
-    ) -> list[_Landing]:
+    ) -> list[_Target]:
         """Say where everything is read to."""
-        landings: list[_Landing] = []
+        landings: list[_Target] = []
         filled = {(page.form, page.page) for page in _pages(known.segment)} if known else set()
         for pending, prefix in zip(begun, prefixes, strict=True):
             segment = pending.segment
             items = {form: prefix.pages(form) for form in PageForm}
             for page in _pages(segment):
                 place = (page.form, page.page)
-                if place not in filled and self._runner.page_bytes(page.form):
+                if place not in filled and self._mover.page_bytes(page.form):
                     filled.add(place)
-                    memory = self._runner.landing(*place)
+                    landing = self._mover.landing(*place)
                     found = items[page.form].get(page.index)
-                    item = _checked(found, page, segment.end, memory.nbytes)
-                    landings.append(_Landing(item, memory, page))
+                    item = _checked(found, page, segment.end, landing.num_bytes)
+                    landings.append((item, landing))
             landings += self._lay_out_state(segment, prefix)
         return landings
 
-    def _lay_out_state(self, segment: StoredSegment, prefix: ArchiveHit) -> list[_Landing]:
+    def _lay_out_state(self, segment: StoredSegment, prefix: ArchiveHit) -> list[_Target]:
         state = [tensor for tensor in segment.state if isinstance(tensor, torch.Tensor)]
         items = prefix.snapshots().get(segment.end, ())
         sizes = [item.item.num_bytes for item in items if isinstance(item.item, SnapshotItem)]
         if sizes != [tensor.nbytes for tensor in state]:
             raise _ItemLacking(f"the state at {segment.end} is not there")
-        return [_Landing(item, memory, None) for item, memory in zip(items, state, strict=True)]
+        return list(zip(items, map(landing_in, state), strict=True))
 
 
 class _ItemLacking(Exception):
@@ -294,13 +290,8 @@ def _checked(found: ArchivedItem | None, page: _Page, end: int, num_bytes: int) 
     return found
 
 
-def _targets(
-    landings: Sequence[_Landing], is_over: Callable[[], bool]
-) -> Iterator[tuple[ArchivedItem, memoryview]]:
-    for landing in landings:
-        if is_over():
-            return
-        yield landing.item, _bytes_of(landing.memory)
+def _until(is_over: Callable[[], bool], targets: Iterable[_Target]) -> Iterator[_Target]:
+    return takewhile(lambda _: not is_over(), targets)
 
 
 def _pages(segment: StoredSegment) -> Iterator[_Page]:
@@ -312,6 +303,6 @@ def _pages(segment: StoredSegment) -> Iterator[_Page]:
         yield _Page(PageForm.PACKED, at, page)
 
 
-def _bytes_of(tensor: torch.Tensor) -> memoryview:
-    array: NDArray[np.uint8] = tensor.reshape(-1).view(torch.uint8).numpy()
-    return array.data
+def _drawn(fetched: Future[tuple[memoryview, ...]]) -> Iterator[memoryview]:
+    """Wait for copies when the first one is drawn."""
+    yield from fetched.result()

@@ -78,25 +78,6 @@ class Runner:
         """Copy what a segment that is being stored needs pages of its own for."""
         self._pages.copy(pending.copies)
 
-    def image(self, form: PageForm, page: int, num_tokens: int) -> torch.Tensor:
-        """Copy a page to the host; of an exact one the places after its first tokens are 0."""
-        return self._pages.image(form, page, num_tokens)
-
-    def page_bytes(self, form: PageForm) -> int:
-        """Return the size of a page; 0 when the model has no attention."""
-        return self._pages.page(form, 0).nbytes
-
-    def landing(self, form: PageForm, page: int) -> torch.Tensor:
-        """Return memory of the host that `settle` makes the contents of a page."""
-        at = self._pages.page(form, page)
-        return at if at.device.type == "cpu" else torch.empty_like(at, device="cpu")
-
-    def settle(self, form: PageForm, page: int, landed: torch.Tensor) -> None:
-        """Make what was written to `landing` the contents of a page."""
-        at = self._pages.page(form, page)
-        if at.device.type != "cpu":
-            at.copy_(landed)
-
     def segment_bytes(self, segment: StoredSegment, parent: StoredSegment | None) -> int:
         """Count the bytes of pages and state that a segment has beyond the one before it."""
         size = sum(state.nbytes for state in segment.state if isinstance(state, torch.Tensor))

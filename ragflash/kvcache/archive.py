@@ -4,12 +4,16 @@ Torch-free: pages and snapshots go in and come out as bytes.
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Protocol
 
 from ragflash.kvcache.allocator import PageForm
 from ragflash.kvcache.identity import Identity
+
+PIECE_BYTES = 4 << 20
+"""Most bytes that are read at once; a checksum covers no more, so that each piece has its own."""
 
 
 class FileMissReason(StrEnum):
@@ -77,7 +81,8 @@ class SegmentCopy:
         namespace: Who may use it.
         source_ids: Documents whose text it or a segment before it holds.
         items: In the order of `buffers`.
-        buffers: One an item; nobody writes to them any more.
+        buffers: One an item, drawn once by the thread that writes them. Drawing waits until all are
+            copied and raises what copying raised; nobody writes to them any more.
         prefill_seconds: How long computing it took.
     """
 
@@ -86,7 +91,7 @@ class SegmentCopy:
     namespace: str
     source_ids: frozenset[str]
     items: tuple[PageItem | SnapshotItem, ...]
-    buffers: tuple[memoryview, ...]
+    buffers: Iterable[memoryview]
     prefill_seconds: float
 
 
@@ -130,6 +135,37 @@ class ArchiveHit(Protocol):
         """Give it up; nothing may be reading it."""
 
 
+class Landing(Protocol):
+    """Where the bytes of an item go to, piece by piece and in any order; called from any thread."""
+
+    @property
+    def num_bytes(self) -> int:
+        """Of the whole item."""
+
+    def piece(self, at: slice) -> AbstractContextManager[memoryview]:
+        """Lend memory for at most `PIECE_BYTES` of the item.
+
+        What is in it counts when the context ends without an error, and else is forgotten. It may
+        wait for memory that others have, so a thread has one piece at a time.
+        """
+
+
+@dataclass(frozen=True, slots=True)
+class MemoryLanding(Landing):
+    """Bytes go to their place at once."""
+
+    memory: memoryview
+
+    @property
+    def num_bytes(self) -> int:
+        """See `Landing`."""
+        return self.memory.nbytes
+
+    def piece(self, at: slice) -> AbstractContextManager[memoryview]:
+        """See `Landing`; it never waits."""
+        return nullcontext(self.memory.cast("B")[at])
+
+
 class SegmentArchive(Protocol):
     """Finds, reads and keeps segments; called from the worker thread, and raises for no fault."""
 
@@ -138,10 +174,10 @@ class SegmentArchive(Protocol):
     ) -> ArchiveHit | FileMiss:
         """Find the longest archived run of whole segments at the start of a prompt."""
 
-    def read(self, targets: Iterable[tuple[ArchivedItem, memoryview]]) -> FileMiss | None:
-        """Fill buffers, each of its item's size, and return when nobody writes to them any more.
+    def read(self, targets: Iterable[tuple[ArchivedItem, Landing]]) -> FileMiss | None:
+        """Have items land, each verified, and return when nobody writes to memory any more.
 
-        Targets are drawn one by one, from any thread. After a miss the buffers hold anything.
+        Targets are drawn one by one, from any thread. After a miss anything may have landed.
         """
 
     def missing(

@@ -156,13 +156,11 @@ class PagePool:
             kept = views[copy.src, :, :, : copy.num_tokens]
             views[copy.dst, :, :, : copy.num_tokens].copy_(kept)
 
-    def image(self, page: int, num_tokens: int) -> torch.Tensor:
-        """Copy a page to the host; places after its first tokens are 0, whatever they held."""
-        image = self._storage[page].to("cpu", copy=True)
+    def clear(self, image: torch.Tensor, num_tokens: int) -> None:
+        """Make the places after a page's first tokens 0 in a copy of it, whatever they held."""
         if num_tokens < PAGE_TOKENS:
             for views in self._views(image[None]):
                 views[..., num_tokens:, :] = 0
-        return image
 
     def _views(self, storage: torch.Tensor) -> Iterator[torch.Tensor]:
         layers = self.layout.layers
@@ -278,11 +276,10 @@ class KVPages:
         """Return a view of all of one page, contiguous."""
         return self._pool(form).page(page)
 
-    def image(self, form: PageForm, page: int, num_tokens: int) -> torch.Tensor:
-        """Copy a page to the host; of an exact one the places after its first tokens are 0."""
+    def clear(self, form: PageForm, image: torch.Tensor, num_tokens: int) -> None:
+        """Make the places after a page's first tokens 0 in a copy of it; packed ones are full."""
         if form is PageForm.EXACT:
-            return self.exact.image(page, num_tokens)
-        return self._pool(form).page(page).to("cpu", copy=True)
+            self.exact.clear(image, num_tokens)
 
     def copy(self, copies: Sequence[PageCopy]) -> None:
         """Carry out what a fork needs."""

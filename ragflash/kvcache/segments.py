@@ -8,9 +8,10 @@ are thus cut where reuse may end.
 import hashlib
 from array import array
 from collections.abc import Callable, Sequence
+from concurrent.futures import Future
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import Protocol, TypeVar
+from typing import Any, Protocol, TypeVar
 
 from ragflash.kvcache.allocator import PageForm
 from ragflash.kvcache.table import KVTable, PageCopy
@@ -221,6 +222,12 @@ class SegmentStore(Protocol):
     def abandon(self, pending: PendingSegment) -> None:
         """Give back what `begin` took."""
 
+    def hold(self, segment: StoredSegment, until: "Future[Any]") -> None:
+        """Keep a stored segment's pages as they are until something is done that reads them.
+
+        That outlasts eviction and dropping. Whoever lacks pages that are held waits for it.
+        """
+
     def evict(self, num_pages: int, form: PageForm = PageForm.EXACT) -> int:
         """Drop segments, the longest unused first, until `num_pages` more of a form are free.
 
@@ -229,7 +236,7 @@ class SegmentStore(Protocol):
         """
 
     def make_room(self, take: Callable[[], T]) -> T:
-        """Return what `take` returns; evict and try again as long as it lacks pages.
+        """Return what `take` returns; evict, then wait for what is held, as long as it lacks pages.
 
         Raises `PagesExhausted` when nothing more can go.
         """

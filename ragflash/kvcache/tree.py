@@ -7,9 +7,10 @@ table forked from the sequence that computed it; a page lives as long as any of 
 
 from collections import Counter, OrderedDict
 from collections.abc import Callable, Sequence
+from concurrent.futures import Future, wait
 from dataclasses import dataclass
 from functools import partial
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from ragflash.kvcache.allocator import PageForm, PagesExhausted
 from ragflash.kvcache.grid import PageAllocators
@@ -54,6 +55,7 @@ class SegmentTree:
         self._allocators = allocators
         self._nodes: OrderedDict[bytes, _Node] = OrderedDict()  # longest unused first
         self._pending: dict[bytes, _Node] = {}
+        self._held: list[tuple[Future[Any], StoredSegment]] = []
         self._num_following: Counter[_Place] = Counter()
         self._evicted: OrderedDict[bytes, None] = OrderedDict()
         self._num_evicted = 0
@@ -183,6 +185,14 @@ class SegmentTree:
         if node is not None:
             self._forget(node)
 
+    def hold(self, segment: StoredSegment, until: Future[Any]) -> None:
+        """See `SegmentStore.hold`."""
+        self._let_go()
+        if not until.done():
+            for form, pages in _pages_of(segment):
+                self._allocators.of(form).retain(pages)
+            self._held.append((until, segment))
+
     def evict(self, num_pages: int, form: PageForm = PageForm.EXACT) -> int:
         """See `SegmentStore.evict`."""
         allocator = self._allocators.of(form)
@@ -201,12 +211,16 @@ class SegmentTree:
 
     def make_room(self, take: Callable[[], T]) -> T:
         """See `SegmentStore.make_room`."""
+        self._let_go()
         while True:
             try:
                 return take()
             except PagesExhausted as error:
                 if self.evict(error.wanted - error.free, error.form) == 0:
-                    raise
+                    if not self._held:
+                        raise
+                    wait([until for until, _ in self._held])
+                    self._let_go()
 
     def drop_source(self, source_id: str) -> int:
         """See `SegmentStore.drop_source`."""
@@ -216,6 +230,16 @@ class SegmentTree:
         """See `SegmentStore.drop_all`."""
         self._evicted.clear()
         return self._drop(self._all())
+
+    def _let_go(self) -> None:
+        """Give back the pages that are held for something that is done."""
+        held, self._held = self._held, []
+        for until, segment in held:
+            if until.done():
+                for form, pages in _pages_of(segment):
+                    self._allocators.of(form).release(pages)
+            else:
+                self._held.append((until, segment))
 
     def _hold(self, place: _Place, take: Callable[[], T]) -> T:
         """Take pages for a segment at a place; from here on the one before it is not evicted."""
@@ -287,3 +311,9 @@ class SegmentTree:
         self._num_following[node.place] -= 1
         if self._num_following[node.place] == 0:
             del self._num_following[node.place]
+
+
+def _pages_of(segment: StoredSegment) -> list[tuple[PageForm, tuple[int, ...]]]:
+    """Return the pages of a segment, a form at a time; there may be none of a form at all."""
+    pages = ((PageForm.EXACT, segment.pages), (PageForm.PACKED, segment.packed_pages))
+    return [(form, numbers) for form, numbers in pages if numbers]

@@ -9,7 +9,13 @@ from dataclasses import dataclass
 from typing import cast
 
 from ragflash.errors import StorageError
-from ragflash.kvcache.archive import ArchivedItem, FileMiss, SegmentArchive, SegmentCopy
+from ragflash.kvcache.archive import (
+    ArchivedItem,
+    FileMiss,
+    Landing,
+    SegmentArchive,
+    SegmentCopy,
+)
 from ragflash.kvcache.identity import Identity
 from ragflash.sessions.folder import SessionFolder
 from ragflash.sessions.hit import FileHit
@@ -102,9 +108,9 @@ class FolderArchive(SegmentArchive):
         """See `SegmentArchive`."""
         return self._folder.find(segments, identity=identity, namespace=namespace)
 
-    def read(self, targets: Iterable[tuple[ArchivedItem, memoryview]]) -> FileMiss | None:
+    def read(self, targets: Iterable[tuple[ArchivedItem, Landing]]) -> FileMiss | None:
         """See `SegmentArchive`; items are of this folder's hits."""
-        return self._folder.read(cast("Iterable[tuple[StoredItem, memoryview]]", targets))
+        return self._folder.read(cast("Iterable[tuple[StoredItem, Landing]]", targets))
 
     def missing(
         self, segments: Sequence[tuple[int, ...]], *, identity: Identity, namespace: str

@@ -1,6 +1,7 @@
 """The folder of session files: segments that outlive the process; one writes, many read."""
 
 import logging
+import os
 import time
 from array import array
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -10,7 +11,7 @@ from pathlib import Path
 from typing import Self
 
 from ragflash.errors import DataFolderLocked, NotFound, StorageError
-from ragflash.kvcache.archive import FileMiss, FileMissReason
+from ragflash.kvcache.archive import FileMiss, FileMissReason, Landing
 from ragflash.kvcache.identity import Identity
 from ragflash.sessions.changes import Changes
 from ragflash.sessions.disk import Buffer, Disk
@@ -63,7 +64,7 @@ class SessionFolder:
         limits: SessionLimits,
         *,
         disk: Disk | None = None,
-        num_readers: int = 4,
+        num_readers: int | None = None,
         read_only: bool = False,
     ) -> Self:
         """Open or create a folder; whoever comes while a living process has it can only read.
@@ -72,13 +73,14 @@ class SessionFolder:
             path: Nothing but sessions is in it.
             limits: What files may take.
             disk: How files are reached.
-            num_readers: Blocks that are read at once.
+            num_readers: Blocks that are read at once; 4 to 8, by the cores, unless given.
             read_only: Leave the right to write to others, though nobody has it.
 
         Raises:
             StorageError: The folder cannot be made or listed.
         """
         disk = disk or Disk()
+        num_readers = num_readers or min(8, max(4, (os.cpu_count() or 1) // 2))
         with _storage_errors(f"the sessions in {path} cannot be used"):
             disk.make_folder(path)
             lock = None if read_only else WriterLock.acquire(path / "lock")
@@ -130,24 +132,18 @@ class SessionFolder:
         self._inventory.touch([file.header.keys.key for file in files], now)
         return FileHit(tuple(files), identity, miss)
 
-    def read(
-        self,
-        targets: Iterable[tuple[StoredItem, memoryview]],
-        landed: Callable[[StoredItem], None] = lambda _: None,
-    ) -> FileMiss | None:
-        """Read items of hits in parallel into buffers, verifying each block as it lands.
+    def read(self, targets: Iterable[tuple[StoredItem, Landing]]) -> FileMiss | None:
+        """Read items of hits in parallel, verifying each block before it counts.
 
         Args:
-            targets: Items, each with a writable buffer of its size. They are drawn one by one, so
-                that a ring of buffers will do: wait here until `landed` has given one back.
-            landed: Called from a reading thread when all of an item is there and sound.
+            targets: Items, each with where it lands. They are drawn one by one, from any thread.
 
         Returns:
-            `None` when all is read. Otherwise nothing of the buffers may be used but what landed,
-            and a damaged file has been set aside.
+            `None` when all is read. Otherwise anything may have landed, and a damaged file has
+            been set aside.
         """
         try:
-            read_items(self._pool, self._num_readers, targets, landed)
+            read_items(self._pool, self._num_readers, targets)
         except ReadFailed as error:
             if isinstance(error.cause, SegmentUnusable):
                 return self._damaged(error.file, error.cause)

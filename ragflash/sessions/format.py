@@ -16,7 +16,7 @@ from itertools import accumulate
 import xxhash
 
 from ragflash.kvcache.allocator import PageForm
-from ragflash.kvcache.archive import FileMissReason, PageItem, SnapshotItem
+from ragflash.kvcache.archive import PIECE_BYTES, FileMissReason, PageItem, SnapshotItem
 from ragflash.kvcache.identity import FORMAT_VERSION, Identity, Value, spell
 from ragflash.kvcache.segments import ROOT_KEY
 from ragflash.sessions.records import (
@@ -29,8 +29,8 @@ from ragflash.sessions.records import (
 ALIGNMENT = 4096
 HEADER_BYTES = 4096
 FOOTER_BYTES = 4096
-BLOCK_BYTES = 4 << 20
-"""A checksum is of so many bytes of an item at most; the header says how many."""
+BLOCK_BYTES = PIECE_BYTES
+"""A checksum is of so many bytes of an item; the header says how many, never more than these."""
 
 _MAGIC = b"ragflash"
 _FOOTER_MAGIC = b"complete"
@@ -254,7 +254,9 @@ def decode_header(raw: bytes, file_bytes: int) -> Header:
         raise _damaged("the header's sizes contradict each other")
     if not 0 <= seconds < math.inf or not math.isfinite(created_s):
         raise _damaged("the header's times are no times")
-    if block_bytes == 0 or payload_offset + FOOTER_BYTES > file_bytes:
+    if not 0 < block_bytes <= PIECE_BYTES:
+        raise _damaged(f"its checksums are of {block_bytes} bytes each")
+    if payload_offset + FOOTER_BYTES > file_bytes:
         raise _damaged("the tables do not fit the file")
     return header
 

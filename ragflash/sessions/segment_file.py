@@ -1,4 +1,4 @@
-"""Reading one session file: validated aside, then block by block into buffers of the caller."""
+"""Reading one session file: validated aside, then block by block into memory of the caller."""
 
 import os
 import threading
@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Self
 
-from ragflash.kvcache.archive import FileMissReason
+from ragflash.kvcache.archive import FileMissReason, Landing
 from ragflash.sessions.disk import Disk
 from ragflash.sessions.format import (
     FOOTER_BYTES,
@@ -78,22 +78,19 @@ class SegmentFile:
         """Close the file; nothing may be reading it."""
         os.close(self._descriptor)
 
-    def blocks(
-        self, extent: Extent, buffer_of: Callable[[slice], memoryview]
-    ) -> "Iterator[_Block]":
-        """Cut an item into what has a checksum each; `buffer_of` gives room for such a piece."""
+    def blocks(self, extent: Extent) -> "Iterator[_Block]":
+        """Cut an item into what has a checksum each."""
         num_bytes, size = extent.item.num_bytes, self.header.block_bytes
         for start, digest in zip(range(0, num_bytes, size), extent.checksums, strict=True):
             end = min(start + size, num_bytes)
             padding = aligned(num_bytes) - num_bytes if end == num_bytes else 0
-            target = buffer_of(slice(start, end))
-            yield _Block(self, extent.offset + start, target, padding, digest)
+            yield _Block(self, extent.offset + start, slice(start, end), padding, digest)
 
-    def read_block(self, block: "_Block") -> None:
-        """Fill a block's buffer; raises `SegmentUnusable` when its checksum differs."""
+    def read_block(self, block: "_Block", target: memoryview) -> None:
+        """Fill memory of a block's size; raises `SegmentUnusable` when its checksum differs."""
         padding = memoryview(bytearray(block.padding))
-        _fill(self._disk, self._descriptor, [block.target, padding], block.offset)
-        if checksum(block.target) != block.digest or any(padding):
+        _fill(self._disk, self._descriptor, [target, padding], block.offset)
+        if checksum(target) != block.digest or any(padding):
             detail = f"the checksum of the block at byte {block.offset} differs"
             raise SegmentUnusable(FileMissReason.DAMAGED, detail)
 
@@ -102,8 +99,8 @@ class SegmentFile:
         largest = max((extent.item.num_bytes for extent in self.tables.extents), default=0)
         scratch = memoryview(bytearray(min(largest, self.header.block_bytes)))
         for extent in self.tables.extents:
-            for block in self.blocks(extent, lambda at: scratch[: at.stop - at.start]):
-                self.read_block(block)
+            for block in self.blocks(extent):
+                self.read_block(block, scratch[: block.at.stop - block.at.start])
 
     def copy(self, write: Callable[[bytes, int], None]) -> None:
         """Hand over all bytes of the file with their offsets."""
@@ -135,9 +132,11 @@ class StoredItem:
 
 @dataclass(frozen=True, slots=True)
 class _Block:
+    """Bytes `at` of an item, which lie at an offset of its file."""
+
     file: SegmentFile
     offset: int
-    target: memoryview
+    at: slice
     padding: int
     digest: bytes
 
@@ -152,26 +151,21 @@ class ReadFailed(Exception):
 
 
 def read_items(
-    pool: ThreadPoolExecutor,
-    num_readers: int,
-    targets: Iterable[tuple[StoredItem, memoryview]],
-    landed: Callable[[StoredItem], None],
+    pool: ThreadPoolExecutor, num_readers: int, targets: Iterable[tuple[StoredItem, Landing]]
 ) -> None:
     """Read items in parallel, block by block.
 
     Args:
         pool: Has room for `num_readers` tasks.
         num_readers: How many blocks are read at once.
-        targets: Items with buffers of their size. It is drawn from one by one, so it may wait
-            until `landed` has given a buffer back.
-        landed: Called from a reading thread when all of an item is there and verified.
+        targets: Items, and where they land. It is drawn from one by one, by one thread at a time.
 
     Raises:
-        ReadFailed: For the first block that could not be read; what has landed is sound.
+        ReadFailed: For the first block that could not be read; what landed before is sound.
     """
-    work = _Work(targets, landed)
+    work = _Work(targets)
     tasks = [pool.submit(work.run) for _ in range(num_readers)]
-    wait(tasks)  # nobody writes into the buffers when this returns or raises
+    wait(tasks)  # nobody writes to memory of the caller when this returns or raises
     for task in tasks:
         task.result()
     if work.failure is not None:
@@ -181,17 +175,10 @@ def read_items(
 class _Work:
     """Blocks that several threads draw from until one of them fails."""
 
-    def __init__(
-        self,
-        targets: Iterable[tuple[StoredItem, memoryview]],
-        landed: Callable[[StoredItem], None],
-    ) -> None:
+    def __init__(self, targets: Iterable[tuple[StoredItem, Landing]]) -> None:
         self.failure: ReadFailed | None = None
-        self._blocks = self._cut(targets)
+        self._blocks = _cut(targets)
         self._drawing = threading.Lock()
-        self._counting = threading.Lock()
-        self._landed = landed
-        self._missing: dict[int, int] = {}
         self._is_over = False
 
     def run(self) -> None:
@@ -201,33 +188,25 @@ class _Work:
         finally:
             self._is_over = True
 
-    def _draw(self) -> tuple[int, StoredItem, _Block] | None:
+    def _draw(self) -> tuple[_Block, Landing] | None:
         with self._drawing:
             return None if self._is_over else next(self._blocks, None)
 
-    def _land(self, number: int, stored: StoredItem, block: _Block) -> None:
+    def _land(self, block: _Block, landing: Landing) -> None:
         try:
-            block.file.read_block(block)
+            with landing.piece(block.at) as memory:
+                block.file.read_block(block, memory)
         except (SegmentUnusable, OSError) as error:
             self.failure = ReadFailed(block.file, error)
             self._is_over = True
-            return
-        with self._counting:
-            self._missing[number] -= 1
-            is_last = self._missing[number] == 0
-        if is_last:
-            self._landed(stored)
 
-    def _cut(
-        self, targets: Iterable[tuple[StoredItem, memoryview]]
-    ) -> Iterator[tuple[int, StoredItem, _Block]]:
-        for number, (stored, buffer) in enumerate(targets):
-            if buffer.nbytes != stored.item.num_bytes:
-                raise ValueError(f"{buffer.nbytes} bytes for {stored.item}")
-            with self._counting:
-                self._missing[number] = len(stored.extent.checksums)
-            for block in stored.file.blocks(stored.extent, buffer.cast("B").__getitem__):
-                yield number, stored, block
+
+def _cut(targets: Iterable[tuple[StoredItem, Landing]]) -> Iterator[tuple[_Block, Landing]]:
+    for stored, landing in targets:
+        if landing.num_bytes != stored.item.num_bytes:
+            raise ValueError(f"{landing.num_bytes} bytes for {stored.item}")
+        for block in stored.file.blocks(stored.extent):
+            yield block, landing
 
 
 def _read(disk: Disk, descriptor: int, offset: int, num_bytes: int) -> bytes:

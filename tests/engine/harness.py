@@ -16,9 +16,11 @@ from ragflash.engine.scheduler import Scheduler
 from ragflash.engine.worker import Worker
 from ragflash.kvcache.allocator import PageAllocator, PageForm
 from ragflash.kvcache.archive import SegmentArchive
+from ragflash.kvcache.copies import Copies
 from ragflash.kvcache.formats import KVFormatName
 from ragflash.kvcache.grid import Grid, PageAllocators
 from ragflash.kvcache.identity import Identity
+from ragflash.kvcache.mover import DeviceMover, PageMover, mover_of
 from ragflash.kvcache.pages import KVPages, PackedPool, PagePool
 from ragflash.kvcache.tree import SegmentTree
 from ragflash.speculative.drafter import Draft
@@ -81,12 +83,20 @@ def make_pages(
     )
 
 
+def make_mover(pages: KVPages, copies: Copies | None) -> PageMover:
+    return mover_of(pages) if copies is None else DeviceMover(pages, copies, num_slots=3)
+
+
 def make_tier(
-    archive: SegmentArchive | None, runner: Runner, store: SegmentTree, identity: Identity | None
+    archive: SegmentArchive | None,
+    runner: Runner,
+    store: SegmentTree,
+    identity: Identity | None,
+    mover: PageMover,
 ) -> FileTier | None:
     if archive is None or identity is None:
         return None
-    return FileTier(archive, runner, store, identity, runner.state_shapes())
+    return FileTier(archive, mover, store, identity, runner.state_shapes())
 
 
 @contextmanager
@@ -108,15 +118,16 @@ def toy_engine(
     gate: threading.Event | None = None,
     archive: SegmentArchive | None = None,
     identity: Identity | None = None,
+    copies: Copies | None = None,
 ) -> Iterator[ToyEngine]:
     """Start an engine; its worker begins when `gate` is set. Format f16 is exact pages alone.
 
-    With an `archive` it has an `identity` too.
+    With an `archive` it has an `identity` too; with `copies` pages move like those of a device.
     """
     pages, allocators = make_pages(model, kv_format, num_pages, num_packed_pages, grid_tokens)
     store = SegmentTree(allocators)
     runner = Runner(model, pages, vocab_size=tokenizer.vocab_size)
-    files = make_tier(archive, runner, store, identity)
+    files = make_tier(archive, runner, store, identity, make_mover(pages, copies))
     name = identity.digest if identity else "toy"
     scheduler = Scheduler(
         allocators=allocators,

@@ -1,11 +1,12 @@
 """Tables and segments that are read back: what they share, what is to be filled, what goes back."""
 
+import threading
+from concurrent.futures import Future, ThreadPoolExecutor
+
 import pytest
-import torch
 
 from ragflash.kvcache.allocator import PAGE_TOKENS, PageAllocator, PageForm, PagesExhausted
 from ragflash.kvcache.grid import Grid, PageAllocators
-from ragflash.kvcache.pages import KVLayout, KVPages, LayerKV, PackedPool, PagePool
 from ragflash.kvcache.segments import ArchivedSegment, SegmentHit, SegmentMiss
 from ragflash.kvcache.tree import SegmentTree
 
@@ -118,20 +119,49 @@ def test_what_is_abandoned_gives_its_pages_back(make):
     assert find(tree, *SEGMENTS).num_segments == 3
 
 
-def test_an_image_has_nothing_of_what_a_page_held_before():
-    layout = KVLayout((LayerKV(2, 32), LayerKV(1, 64)), torch.float32)
-    pages = KVPages(PagePool(layout, 2), PackedPool(layout, "q8_0", 2))
-    pages.exact.page(1).fill_(7.0)
-    for num_tokens in (1, 200, 256):
-        image = pages.image(PageForm.EXACT, 1, num_tokens)
-        share = num_tokens / PAGE_TOKENS
-        assert int((image == 7.0).sum()) == share * layout.page_values
-        assert int((image == 0.0).sum()) == (1 - share) * layout.page_values
-        pool = PagePool(layout, 1)
-        pool.page(0).copy_(image)
-        for layer in range(2):
-            assert bool((pool.keys(layer)[0, :, :num_tokens] == 7.0).all())
-            assert bool((pool.values(layer)[0, :, num_tokens:] == 0.0).all())
-    assert bool((pages.exact.page(1) == 7.0).all())
-    packed = pages.image(PageForm.PACKED, 0, 256)
-    assert torch.equal(packed, pages.packed.page(0))
+def stored(tree: SegmentTree):
+    (pending,) = begin(tree, SEGMENTS[:1], 1)
+    tree.commit(pending)
+    return pending.segment
+
+
+def test_pages_that_are_held_outlast_their_segment(make):
+    allocators, reading = make(64), Future()
+    tree = SegmentTree(allocators)
+    segment = stored(tree)
+    tree.hold(segment, reading)
+    tree.drop_all()
+    assert allocators.num_free == allocators.num_pages - 2
+    begin(tree, SEGMENTS[1:2], 1)
+    assert all(allocators.exact.holders(page) for page in segment.pages)
+    reading.set_result(None)
+    tree.make_room(lambda: None)
+    assert not any(allocators.exact.holders(page) for page in segment.pages)
+
+
+def test_whoever_lacks_pages_waits_for_what_is_held(make):
+    allocators, reading, asked = make(9), Future(), threading.Event()
+    tree = SegmentTree(allocators)
+    tree.hold(stored(tree), reading)
+
+    def take():
+        asked.set()
+        return allocators.exact.allocate(9)
+
+    with ThreadPoolExecutor(1) as thread:
+        taken = thread.submit(tree.make_room, take)
+        assert asked.wait(timeout=30)
+        reading.set_exception(OSError("nothing was read"))
+        assert len(taken.result(timeout=30)) == 9
+    assert len(tree) == 0
+    with pytest.raises(PagesExhausted):
+        tree.make_room(lambda: allocators.exact.allocate(1))
+
+
+def test_what_nothing_reads_any_more_is_not_held(make):
+    allocators, reading = make(9), Future()
+    reading.set_result(None)
+    tree = SegmentTree(allocators)
+    tree.hold(stored(tree), reading)
+    tree.drop_all()
+    assert allocators.num_free == allocators.num_pages

@@ -2,10 +2,12 @@
 
 import os
 import random
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 
 from ragflash.kvcache.allocator import PageForm
+from ragflash.kvcache.archive import Landing, MemoryLanding
 from ragflash.sessions import (
     FileHit,
     FileMiss,
@@ -97,8 +99,27 @@ def read(folder: SessionFolder, stored: Iterable[StoredItem]) -> list[bytes] | F
     """Return the bytes of items, or why they cannot be read."""
     items = list(stored)
     buffers = [bytearray(item.item.num_bytes) for item in items]
-    miss = folder.read((item, memoryview(data)) for item, data in zip(items, buffers, strict=True))
+    landings = (MemoryLanding(memoryview(data)) for data in buffers)
+    miss = folder.read(zip(items, landings, strict=True))
     return miss or [bytes(data) for data in buffers]
+
+
+class CopiedLanding(Landing):
+    """Keeps a copy of each piece that counts."""
+
+    def __init__(self, num_bytes: int) -> None:
+        self._num_bytes = num_bytes
+        self.landed: list[tuple[slice, bytes]] = []
+
+    @property
+    def num_bytes(self) -> int:
+        return self._num_bytes
+
+    @contextmanager
+    def piece(self, at: slice) -> Iterator[memoryview]:
+        memory = bytearray(at.stop - at.start)
+        yield memoryview(memory)
+        self.landed.append((at, bytes(memory)))
 
 
 def last_file(hit: FileHit) -> list[StoredItem]:

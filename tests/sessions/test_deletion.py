@@ -3,6 +3,7 @@
 import pytest
 
 from ragflash.errors import NotFound, StorageError
+from ragflash.kvcache.archive import MemoryLanding
 from ragflash.sessions import FileMissReason, RefusalReason, Refused, SnapshotItem
 from ragflash.sessions import inventory as inventory_module
 from tests.sessions.samples import (
@@ -162,6 +163,6 @@ def test_two_documents_with_the_same_beginning_do_not_mix(folder):
         with find(folder, tokens) as hit:
             (snapshot,) = hit.snapshots()[40]
             data = bytearray(len(mark))
-            assert folder.read([(snapshot, memoryview(data))]) is None
+            assert folder.read([(snapshot, MemoryLanding(memoryview(data)))]) is None
             assert bytes(data) == mark
     assert find(folder, shared).reason is FileMissReason.PREFIX_DIFFERS

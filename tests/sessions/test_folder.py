@@ -5,7 +5,6 @@ import os
 import stat
 import subprocess
 import sys
-import threading
 from array import array
 from dataclasses import fields, replace
 
@@ -15,9 +14,9 @@ from hypothesis import strategies as st
 
 from ragflash.errors import DataFolderLocked, NotFound
 from ragflash.kvcache.allocator import PageForm
+from ragflash.kvcache.archive import PIECE_BYTES
 from ragflash.sessions import (
     NO_SOURCE,
-    FileHit,
     FileMiss,
     FileMissReason,
     PageItem,
@@ -34,6 +33,7 @@ from tests.sessions.samples import (
     ITEMS,
     RULES,
     TURN,
+    CopiedLanding,
     bytes_of,
     fetch,
     files_of,
@@ -206,33 +206,28 @@ def test_what_is_read_may_be_removed_meanwhile(folder, path):
     assert find(folder, RULES).reason is FileMissReason.NONE_STORED
 
 
-def test_reading_goes_through_a_ring_of_buffers(folder):
-    items = [PageItem(PageForm.PACKED, index, 256, 5000) for index in range(40)]
+def test_items_land_in_pieces_of_any_memory(folder):
+    items = [PageItem(PageForm.PACKED, index, 256, PIECE_BYTES + 5000) for index in range(3)]
     store(folder, RULES, items=items)
-    free, slots, found = threading.Semaphore(3), [bytearray(5000) for _ in range(3)], {}
-    idle, taken = list(slots), {}
-
-    def targets(hit: FileHit):
-        for stored in hit.pages(PageForm.PACKED).values():
-            assert free.acquire(timeout=30)
-            slot = taken[stored.item.index] = idle.pop()
-            yield stored, memoryview(slot)
-
-    def landed(stored):
-        slot = taken.pop(stored.item.index)
-        found[stored.item.index] = bytes(slot)
-        idle.append(slot)
-        free.release()
-
     with find(folder, RULES) as hit:
-        assert folder.read(targets(hit), landed) is None
-    assert [found[index] for index in range(40)] == bytes_of(items, (RULES,))
+        pages = hit.pages(PageForm.PACKED)
+        landings = {index: CopiedLanding(PIECE_BYTES + 5000) for index in pages}
+        assert folder.read((pages[index], landings[index]) for index in pages) is None
+    for index, data in enumerate(bytes_of(items, (RULES,))):
+        pieces = sorted(landings[index].landed, key=lambda landed: landed[0].start)
+        assert [at for at, _ in pieces] == [
+            slice(0, PIECE_BYTES),
+            slice(PIECE_BYTES, PIECE_BYTES + 5000),
+        ]
+        assert b"".join(piece for _, piece in pieces) == data
 
 
 def test_an_error_of_the_caller_reaches_the_caller(folder):
     store(folder, RULES)
+    landing = CopiedLanding(5999)
     with find(folder, RULES) as hit, pytest.raises(ValueError, match="5999 bytes for"):
-        folder.read([(hit.pages(PageForm.EXACT)[0], memoryview(bytearray(5999)))])
+        folder.read([(hit.pages(PageForm.EXACT)[0], landing)])
+    assert landing.landed == []
 
 
 READER = """

@@ -1,0 +1,93 @@
+"""Pages of a device come and go while it computes: late copies change no answer."""
+
+import threading
+
+import pytest
+import torch
+
+from ragflash.engine.cache import CacheMiss, CacheTier
+from ragflash.kvcache.copies import Wait
+from tests.engine.harness import ToyEngine
+from tests.engine.test_file_tier import answer, asked, engine_of
+from tests.kvcache.late_copies import LateCopies
+from tests.sessions.samples import files_of, flip
+
+LENGTHS = {"exact": (250, 300, 810), "packed": (505, 1018, 1700), "recurrent": (1, 700)}
+
+
+def assert_nothing_is_held(engine: ToyEngine) -> None:
+    engine.store.make_room(lambda: None)
+    engine.assert_pages_are_accounted_for()
+
+
+@pytest.mark.parametrize("name", LENGTHS)
+def test_a_device_answers_from_files_as_computing_does(name, tmp_path):
+    lengths = LENGTHS[name]
+    with engine_of(name) as engine:
+        cold = {length: answer(engine, asked(length, cache=False)) for length in lengths}
+    with engine_of(name, tmp_path, copies=LateCopies()) as engine:
+        for length in lengths:
+            answer(engine, asked(length, "first?"))
+    with engine_of(name, tmp_path, copies=LateCopies()) as engine:
+        for length in lengths:
+            warm = answer(engine, asked(length))
+            assert warm.token_ids == cold[length].token_ids
+            assert warm.tier is CacheTier.FILE
+            assert warm.usage.cached_tokens == 6 + length
+        assert_nothing_is_held(engine)
+
+
+def test_damage_at_the_end_of_a_file_leaves_nothing_on_a_device(tmp_path):
+    with engine_of("packed", tmp_path, copies=LateCopies()) as engine:
+        cold = answer(engine, asked(1700))
+    largest = max(files_of(tmp_path), key=lambda path: path.stat().st_size)
+    flip(largest, largest.stat().st_size - 4096 - 5000, 3)
+    with engine_of("packed", tmp_path, copies=LateCopies()) as engine:
+        missed = answer(engine, asked(1700))
+        assert missed.token_ids == cold.token_ids
+        assert (missed.tier, missed.miss_reason) == (CacheTier.NONE, CacheMiss.DAMAGED)
+        assert_nothing_is_held(engine)
+
+
+class GatedCopies(LateCopies):
+    """Copies begin when the gate is open, at the latest at the end of the context."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.gate = threading.Event()
+
+    def start(self, source: torch.Tensor, target: torch.Tensor) -> Wait:
+        self.gate.wait()
+        return super().start(source, target)
+
+    def __enter__(self) -> "GatedCopies":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.gate.set()
+
+
+@pytest.mark.parametrize("name", ["exact", "packed"])
+def test_pages_that_are_being_saved_are_not_used_for_another_document(name, tmp_path):
+    copies = GatedCopies()
+    with engine_of(name, tmp_path, copies=copies) as engine, copies:
+        cold = answer(engine, asked(1700))
+        engine.store.drop_all()
+        assert engine.allocators.num_free < engine.allocators.num_pages
+        answer(engine, asked(1650, cache=False))
+    with engine_of(name, tmp_path) as engine:
+        warm = answer(engine, asked(1700))
+        assert (warm.tier, warm.token_ids) == (CacheTier.FILE, cold.token_ids)
+
+
+def test_a_prompt_that_needs_every_page_waits_for_those_that_are_being_saved(tmp_path):
+    copies = GatedCopies()
+    with engine_of("exact", tmp_path, num_pages=6, copies=copies) as engine, copies:
+        cold = answer(engine, asked(600))
+        waiting = threading.Thread(target=lambda: answer(engine, asked(900)))
+        waiting.start()
+        copies.gate.set()
+        waiting.join()
+        warm = answer(engine, asked(600))
+        assert (warm.tier, warm.token_ids) == (CacheTier.FILE, cold.token_ids)
+        assert_nothing_is_held(engine)
