@@ -115,7 +115,7 @@ def test_an_answer_with_drafts_is_the_answer_without(reference, model):
         tokens.append(token)
         return True
 
-    while len(tokens) < 50:
+    while len(tokens) < 40:
         draft = loop.drafter.propose(tokens, DEPTH)
         assert list(draft.token_ids) == proposed(reference, tokens, normed=True)
         rows = (tokens[-1], *draft.token_ids)
@@ -125,10 +125,8 @@ def test_an_answer_with_drafts_is_the_answer_without(reference, model):
         accepted.append(len(held))
     plain = Loop(model)
     plain.read(tokens, (len(tokens) - 1,))
-    expected = list(TEXT[:12])
-    while len(expected) < len(tokens):
-        expected.append(int(reference.logits(reference.trunk_hidden(expected))[-1].argmax()))
-    assert tokens == expected
+    likeliest = reference.logits(reference.trunk_hidden(tokens)).argmax(dim=-1).tolist()
+    assert tokens[12:] == likeliest[11:-1]
     assert plain.drafter.propose(tokens, DEPTH) == loop.drafter.propose(tokens, DEPTH)
     assert max(accepted) > 0
     assert min(accepted) < DEPTH

@@ -30,7 +30,8 @@ LAYERS = {"full": (FULL,), "sliding": (SLIDING,), "mixed": (SLIDING, SLIDING, FU
 def rows_of(model, features, width, ring_tokens=64):
     """Our rows of a block behind features, the pending token's first."""
     ring = model.new_ring(ring_tokens)
-    ring.append(model.context(features, 0))
+    if len(features):
+        ring.append(model.context(features, 0))
     return model.hidden([PENDING, *[MASK] * width], ring)
 
 
@@ -40,7 +41,7 @@ def rows_of(model, features, width, ring_tokens=64):
 def test_rows_of_a_block(layers, is_causal, second, tmp_path):
     toy = make_toy(LAYERS[layers], is_causal=is_causal, second=second)
     model = load_toy(toy, tmp_path / "toy")
-    for num_tokens, width in ((1, 5), (5, 2), (WINDOW - 1, 5), (WINDOW, 1), (30, 5)):
+    for num_tokens, width in ((0, 3), (1, 5), (5, 2), (WINDOW - 1, 5), (WINDOW, 1), (30, 5)):
         features = toy.features(num_tokens)
         expected = toy.hidden(features, [PENDING, *[MASK] * width], num_tokens)
         assert expected.std() > 0.3
