@@ -46,11 +46,11 @@ def test_nothing_follows_the_end_of_a_source():
 
 def test_the_majority_is_the_trunk_and_the_runner_up_a_branch():
     text = [1, 2, 3, 4, 5, 50, *PLAIN, 1, 2, 3, 4, 6, 60, *PLAIN, 1, 2, 3, 4, 6, 60, 61]
-    draft, match = draft_of([text], [1, 2, 3], 6)
-    assert paths(draft) == {(4, 6, 60, 100), (4, 5, 50)}
-    assert draft.parents == (-1, 0, 1, 2, 0, 4)
+    draft, match = draft_of([text], [1, 2, 3], 7)
+    assert paths(draft) == {(4, 6, 60, 100, 101), (4, 5, 50)}
+    assert draft.parents == (-1, 0, 1, 2, 3, 0, 5)
     assert match == Match("lookup", 3, 3, 2)
-    assert draft_of([text], [1, 2, 3], 6, has_branches=False)[0].is_chain
+    assert draft_of([text], [1, 2, 3], 7, has_branches=False)[0].is_chain
 
 
 def test_the_longest_match_of_all_sources_wins():

@@ -76,17 +76,6 @@ def test_the_longest_end_is_found_with_all_its_occurrences(text, data):
     assert index.longest(encode(tail), found.length + 1, len(tail)) is None
 
 
-def majority(text, starts, length, end, place):
-    """Follow what most occurrences go on with, one token after the other."""
-    while length < end:
-        going = [at for at in starts if at + length < len(text)]
-        if not going:
-            break
-        starts = choose(text, going, length, place)[0]
-        length += 1
-    return starts
-
-
 def choose(text, starts, length, place):
     """Return the groups of occurrences by next token, the preferred one first."""
     groups = {}
@@ -99,37 +88,34 @@ def away(text, starts, place):
     return min((at - place) % len(text) for at in starts)
 
 
-@given(
-    st.lists(st.integers(0, 2), min_size=4, max_size=120),
-    st.integers(0, 116),
-    st.integers(GRAM, 5),
-    st.integers(1, 9),
-    st.integers(0, 130),
-)
-def test_the_majority_is_followed_and_the_runner_up_branches_off(text, at, length, width, place):
+def nearest(text, starts, place):
+    return min(starts, key=lambda at: (at - place) % len(text))
+
+
+@given(st.lists(st.integers(0, 2), min_size=GRAM + 1, max_size=120), st.data())
+def test_the_majority_is_followed_and_the_runner_up_branches_off(text, data):
+    at = data.draw(st.integers(0, len(text) - GRAM - 1))
+    length = data.draw(st.integers(GRAM, min(GRAM + 2, len(text) - at - 1)))
+    width, place = data.draw(st.integers(1, 9)), data.draw(st.integers(0, len(text)))
     pattern = text[at : at + length]
     starts = occurrences(text, pattern)
-    if len(pattern) < length or not starts:
-        return
     index = SourceIndex.build(text)
     chosen = follow(index, index.find(encode(pattern)), width, place)
-    begin, end = place - length, length + width
-    depth = length
+    begin, depth = place - length, length
     while True:
         going = [at for at in starts if at + depth < len(text)]
-        groups = choose(text, going, depth, begin) if depth < end and going else []
+        groups = choose(text, going, depth, begin) if depth < length + width and going else []
         if len(groups) != 1:
             break
         starts, depth = groups[0], depth + 1
-    finals = [majority(text, group, depth, end, begin) for group in groups[:2] or [starts]]
-    places = [min(group, key=lambda at: (at - begin) % len(text)) + length for group in finals]
-    assert chosen.place == places[0]
-    if len(groups) < 2:
-        assert chosen.fork is None
+    counts, behind = [len(group) for group in groups[:2]], length + width - depth
+    share = max(1, behind * counts[1] // sum(counts)) if groups and behind > 1 else 0
+    assert chosen.place == nearest(text, groups[0] if groups else starts, begin) + length
+    assert chosen.num_agreeing == (counts[0] if groups else len(starts))
+    if not share:
+        assert chosen.branch is None
         return
-    fork = chosen.fork
-    assert (fork.depth, fork.place) == (depth - length, places[1])
-    assert (fork.num_trunk, fork.num_branch) == tuple(map(len, groups[:2]))
+    assert chosen.branch == (depth - length, nearest(text, groups[1], begin) + length, share)
 
 
 @given(texts)

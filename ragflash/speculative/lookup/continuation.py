@@ -1,102 +1,87 @@
 """Which of several occurrences to follow: what most go on with, and the runner-up as a branch."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from functools import partial
 from operator import sub
+from typing import NamedTuple
 
-import numpy as np
-
-from ragflash.speculative.lookup.source_index import Interval, SourceIndex
+from ragflash.speculative.lookup.source_index import Interval, SourceIndex, distance
 
 
-@dataclass(frozen=True, slots=True)
-class Fork:
-    """Where occurrences part for the first time.
+class Branch(NamedTuple):
+    """What the second most occurrences go on with where all part.
 
     Attributes:
-        depth: Tokens that all of them agree on.
-        place: What the runner-up goes on with begins here in the source, those tokens included.
-        num_trunk: Occurrences that go on as the trunk does.
-        num_branch: As the runner-up does.
+        depth: Tokens of the continuation that all of them agree on.
+        place: The branch's continuation begins here in the source, those tokens included.
+        width: Tokens of the branch behind them.
     """
 
     depth: int
     place: int
-    num_trunk: int
-    num_branch: int
+    width: int
 
 
-@dataclass(frozen=True, slots=True)
-class Continuation:
+class Continuation(NamedTuple):
     """What follows the occurrences of a run of tokens.
 
     Attributes:
-        place: It begins here in the source.
-        fork: `None` where all agree.
+        place: The trunk begins here in the source.
+        num_agreeing: Occurrences that go on as the trunk does where they part.
+        branch: `None` where all agree, or there is no room.
     """
 
     place: int
-    fork: Fork | None
+    num_agreeing: int
+    branch: Branch | None
 
 
-def follow(index: SourceIndex, interval: Interval, width: int, place: int) -> Continuation:
+def follow(
+    index: SourceIndex, interval: Interval, width: int, place: int, *, has_branch: bool = True
+) -> Continuation:
     """Choose what follows an interval.
 
-    Wherever occurrences part, most go on; of equally many those with the first occurrence whose
-    continuation begins at or after `place`, or from the beginning of the source if none does.
+    Where occurrences part for the first time, most go on. Of these the one is followed whose
+    continuation begins first at or after `place`, or from the beginning of the source if none does;
+    of equally many, too. To ask for the majority again at every further parting drafted no better.
 
     Args:
         index: Of the source.
         interval: The occurrences that count.
-        width: Tokens to look ahead.
+        width: Tokens of trunk and branch together.
         place: The token after the last one that was copied; 0 if none was.
+        has_branch: Whether one is wanted.
     """
-    return _Walk(index, interval.length, interval.length + width, place).follow(interval)
+    length, start = interval.length, place - interval.length
+    parted = index.stretch(interval, length + width)
+    if parted.length == length + width:
+        trunk = index.next_start(parted.low, parted.high, start)
+        return Continuation(length + trunk, parted.size, None)
+    (trunk, most), (second, fewer) = _two_largest(index, index.split(parted), start)
+    share = branch_width(length + width - parted.length, most, fewer) if has_branch else 0
+    branch = Branch(parted.length - length, length + second, share) if share else None
+    return Continuation(length + trunk, most, branch)
 
 
-@dataclass(frozen=True, slots=True)
-class _Walk:
-    """From occurrences of `length` tokens to `end` tokens; see `follow` for `place`."""
+def branch_width(num_behind: int, num_trunk: int, num_branch: int) -> int:
+    """Return how many tokens a branch gets of those behind a fork: its share of occurrences.
 
-    index: SourceIndex
-    length: int
-    end: int
-    place: int
+    It is one at least where there are two, and never more than the trunk gets.
+    """
+    share = num_behind * num_branch // (num_trunk + num_branch)
+    return max(share, 1) if num_behind > 1 else 0
 
-    def follow(self, interval: Interval) -> Continuation:
-        parted = self.index.stretch(interval, self.end)
-        if parted is None or parted.length == self.end:
-            return Continuation(self._begin(parted or interval), None)
-        bounds = self.index.split(parted)
-        sizes = [*map(sub, bounds[1:], bounds)]
-        places = []
-        counts = []
-        for _ in range(2):
-            run = self._largest(bounds, sizes)
-            counts.append(sizes[run])
-            places.append(self._descend(Interval(bounds[run], bounds[run + 1], parted.length)))
-            sizes[run] = 0
-        return Continuation(places[0], Fork(parted.length - self.length, places[1], *counts))
 
-    def _descend(self, interval: Interval) -> int:
-        """Return where the continuation begins that most go on with, to the end."""
-        while True:
-            parted = self.index.stretch(interval, self.end)
-            if parted is None or parted.length == self.end:
-                return self._begin(parted or interval)
-            bounds = self.index.split(parted)
-            run = self._largest(bounds, [*map(sub, bounds[1:], bounds)])
-            interval = Interval(bounds[run], bounds[run + 1], parted.length)
-
-    def _begin(self, interval: Interval) -> int:
-        return self.length + self.index.next_start(interval, self.place - self.length)
-
-    def _largest(self, bounds: Sequence[int], sizes: Sequence[int]) -> int:
-        """Choose a run of occurrences."""
-        most = max(sizes)
-        if sizes.count(most) == 1:
-            return sizes.index(most)
-        tied = [at for at, size in enumerate(sizes) if size == most]
-        members = np.asarray([bounds[at] for at in tied])[:, None] + np.arange(most)
-        starts = self.index.suffixes[members] - (self.place - self.length)
-        return tied[int((starts % len(self.index)).min(axis=1).argmin())]
+def _two_largest(index: SourceIndex, bounds: Sequence[int], start: int) -> list[tuple[int, int]]:
+    """Return the first occurrence from `start` on, and the size, of the two largest runs."""
+    sizes = [*map(sub, bounds[1:], bounds)]
+    chosen: list[tuple[int, int]] = []
+    for size in sorted(sizes)[:-3:-1]:
+        if len(chosen) < 2:
+            firsts = (
+                index.next_start(bounds[run], bounds[run + 1], start)
+                for run, other in enumerate(sizes)
+                if other == size
+            )
+            chosen += [(first, size) for first in sorted(firsts, key=partial(distance, start))]
+    return chosen[:2]

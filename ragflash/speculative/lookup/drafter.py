@@ -2,11 +2,10 @@
 
 import json
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 from typing import NamedTuple
 
 from ragflash.speculative.drafter import Draft
-from ragflash.speculative.lookup.continuation import follow
+from ragflash.speculative.lookup.continuation import branch_width, follow
 from ragflash.speculative.lookup.output_index import OutputIndex, Recurrence
 from ragflash.speculative.lookup.source_index import (
     GRAM,
@@ -25,12 +24,12 @@ ROWS = ((13, 21), (8, 16), (GRAM, 8))
 """Tokens that match at least, and rows of the forward then, the one before the draft included."""
 
 _STATE_VERSION = 1
+_NOTHING = Draft((), DOCUMENT)
 
 Run = tuple[int, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class Match:
+class Match(NamedTuple):
     """What a proposal rests on.
 
     Attributes:
@@ -94,6 +93,7 @@ class LookupDrafter:
         self._num_seen = self._num_placed = len(prompt)
         self._most = COMPARED_TOKENS
         self._place: _Place | None = None
+        self._order = tuple(range(len(self._sources)))
         self._proposed: tuple[_Place, ...] = ()
         self.match: Match | None = None
 
@@ -119,7 +119,7 @@ class LookupDrafter:
         if found:
             return self._from_document(*found, budget)
         self.match = None
-        return Draft((), DOCUMENT)
+        return _NOTHING
 
     def observe(self, draft: Draft, accepted: Sequence[int]) -> None:
         """See `Drafter`."""
@@ -141,23 +141,22 @@ class LookupDrafter:
             given = json.loads(state)
             if given["version"] != _STATE_VERSION:
                 raise ValueError(f"version {given['version']} is not {_STATE_VERSION}")
-            num_placed = int(given["num_placed"])
+            num_placed = max(0, int(given["num_placed"]))
             place = self._read(given["place"])
             proposed = self._read(given["proposed"])
         except (KeyError, TypeError) as error:
             raise ValueError(f"this is no state of a lookup drafter: {error!r}") from error
         self._num_placed, self._proposed = num_placed, proposed
-        self._place = place[0] if place else None
+        self._set_place(place[0] if place else None)
 
     def _take(self, history: Sequence[int]) -> None:
         """Take over what was written since, and see which place it copies."""
         new = history[self._num_seen :]
+        unplaced = history[self._num_placed :] if self._num_placed != self._num_seen else new
+        self._num_seen = self._num_placed = len(history)
         self._tail = (self._tail + encode(new))[-COMPARED_TOKENS * TOKEN_BYTES :]
         self._most = min(self._most + len(new), COMPARED_TOKENS)
         self._written.extend(new)
-        self._num_seen = len(history)
-        unplaced = tuple(history[self._num_placed :])
-        self._num_placed = len(history)
         if self._place and unplaced:
             self._place = self._place._replace(run=0)
         most = 0
@@ -167,17 +166,18 @@ class LookupDrafter:
             if agreed > most:
                 most = agreed
                 run = place.run + agreed if agreed == len(unplaced) else 0
-                self._place = _Place(place.source, place.position + agreed, run)
+                self._set_place(_Place(place.source, place.position + agreed, run))
+
+    def _set_place(self, place: _Place | None) -> None:
+        self._place = place
+        first = {place.source: None} if place else {}
+        self._order = tuple(first | dict.fromkeys(range(len(self._sources))))
 
     def _find(self) -> tuple[int, Interval] | None:
         """Find the longest end of the history in the documents."""
-        order = [*range(len(self._sources))]
-        if self._place:
-            order.remove(self._place.source)
-            order.insert(0, self._place.source)
         found, least = None, GRAM
         most = min(self._most, len(self._tail) // TOKEN_BYTES)
-        for source in order:
+        for source in self._order:
             interval = self._sources[source].longest(self._tail, least, most)
             if interval is not None:
                 found, least = (source, interval), interval.length + 1
@@ -187,38 +187,26 @@ class LookupDrafter:
     def _from_document(self, source: int, interval: Interval, budget: int) -> Draft:
         index, length = self._sources[source], interval.length
         width = self._width(length, budget)
-        begin = self._place.position if self._place and self._place.source == source else 0
-        chosen = follow(index, interval, width, begin)
-        trunk, fork = index.tokens(chosen.place, width), chosen.fork
-        num_agreeing = fork.num_trunk if fork else interval.size
-        self.match = Match(DOCUMENT, length, interval.size, num_agreeing)
+        last = self._place.position if self._place and self._place.source == source else 0
+        chosen = follow(index, interval, width, last, has_branch=self._has_branches)
+        self.match = Match(DOCUMENT, length, interval.size, chosen.num_agreeing)
         self._proposed = (_Place(source, chosen.place, length),)
-        if fork is None:
-            return Draft(trunk, DOCUMENT)
-        self._proposed += (_Place(source, fork.place, length),)
-        share = fork.num_branch / (fork.num_trunk + fork.num_branch)
-        branch = index.tokens(fork.place, width)[fork.depth :]
-        return self._forked(DOCUMENT, trunk, branch, fork.depth, share)
+        if chosen.branch is None:
+            return Draft(index.tokens(chosen.place, width), DOCUMENT)
+        depth, place, num_branch = chosen.branch
+        self._proposed += (_Place(source, place, length),)
+        trunk = index.tokens(chosen.place, width - num_branch)
+        return _forked(DOCUMENT, trunk, depth, index.tokens(place + depth, num_branch))
 
     def _from_written(self, again: Recurrence, budget: int) -> Draft:
         self.match = Match(OUTPUT, again.length, sum(again.counts), again.counts[0])
-        width = self._width(again.length, budget)
-        trunk, *branches = (self._written.tokens(place, width) for place in again.places[:2])
-        if not branches:
+        width, num_branch = self._width(again.length, budget), 0
+        if self._has_branches and len(again.places) > 1:
+            num_branch = branch_width(width, *again.counts[:2])
+        trunk = self._written.tokens(again.places[0], width - num_branch)
+        if not num_branch:
             return Draft(trunk, OUTPUT)
-        share = again.counts[1] / sum(again.counts[:2])
-        return self._forked(OUTPUT, trunk, branches[0], 0, share)
-
-    def _forked(self, source: str, trunk: Run, branch: Run, depth: int, share: float) -> Draft:
-        """Give a branch at `depth` its share of what is behind, but the first to the trunk."""
-        num_behind = len(trunk) - depth
-        if not self._has_branches or num_behind < 2:
-            return Draft(trunk, source)
-        num_branch = min(max(1, round(num_behind * share)), num_behind // 2, len(branch))
-        trunk, branch = trunk[: len(trunk) - num_branch], branch[:num_branch]
-        first = len(trunk)
-        parents = (*range(-1, first - 1), depth - 1, *range(first, first + num_branch - 1))
-        return Draft(trunk + branch, source, parents)
+        return _forked(OUTPUT, trunk, 0, self._written.tokens(again.places[1], num_branch))
 
     def _width(self, length: int, budget: int) -> int:
         """Return how many tokens are proposed for a match."""
@@ -237,10 +225,16 @@ class LookupDrafter:
             if position < 0 or run < 0:
                 raise ValueError(f"token {position} after {run} is nowhere")
             if key in numbers:
-                places.append(_Place(numbers[key], position, run))
+                places.append(_Place(numbers[key], int(position), int(run)))
         return tuple(places)
 
 
-def _num_agreeing(ours: Run, theirs: Run) -> int:
+def _forked(source: str, trunk: Run, depth: int, branch: Run) -> Draft:
+    first, end = len(trunk), len(trunk) + len(branch)
+    parents = (*range(-1, first - 1), depth - 1, *range(first, end - 1))
+    return Draft(trunk + branch, source, parents)
+
+
+def _num_agreeing(ours: Sequence[int], theirs: Sequence[int]) -> int:
     pairs = zip(ours, theirs, strict=False)
     return next((at for at, (a, b) in enumerate(pairs) if a != b), min(len(ours), len(theirs)))

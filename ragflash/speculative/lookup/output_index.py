@@ -39,7 +39,7 @@ class OutputIndex:
         self._token_ids: list[int] = []
         self._newest: dict[int, int] = {}
         self._before: list[int] = []
-        self._gram = 0
+        self._gram = _GRAM_MASK  # no token has all bits set
 
     def __len__(self) -> int:
         """Count tokens."""
@@ -47,13 +47,13 @@ class OutputIndex:
 
     def extend(self, token_ids: Sequence[int]) -> None:
         """Take over what was written."""
+        gram, newest, before, written = self._gram, self._newest, self._before, self._token_ids
         for token_id in token_ids:
-            self._gram = (self._gram << _TOKEN_BITS | token_id) & _GRAM_MASK
-            self._token_ids.append(token_id)
-            place = len(self._token_ids)
-            if place >= GRAM:
-                self._before.append(self._newest.get(self._gram, 0))
-                self._newest[self._gram] = place
+            gram = (gram << _TOKEN_BITS | token_id) & _GRAM_MASK
+            written.append(token_id)
+            before.append(newest.get(gram, 0))
+            newest[gram] = len(written)
+        self._gram = gram
         self._text += encode(token_ids)
 
     def tokens(self, place: int, count: int) -> tuple[int, ...]:
@@ -89,7 +89,7 @@ class OutputIndex:
             if not place:
                 return
             yield place
-            place = self._before[place - GRAM]
+            place = self._before[place - 1]
 
     def _agreed(self, place: int, most: int) -> int:
         """Count the tokens before a place that are the last ones of the text, to `most`."""

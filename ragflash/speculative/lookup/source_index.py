@@ -20,6 +20,8 @@ GRAM = 3
 """Tokens that are hashed."""
 
 _GRAM_BYTES = GRAM * TOKEN_BYTES
+_UNSIGNED = 0xFFFFFFFF  # where what is negative comes after all that is not
+_FEW = 64  # up to which Python is as fast as an array operation
 _PAST_ALL_TOKENS = b"\xff" * TOKEN_BYTES
 
 
@@ -113,25 +115,17 @@ class SourceIndex:
             probe = min(2 * length, (length + absent) // 2)  # short ones are many
         return self._interval(found, _last(tail, length))
 
-    def stretch(self, interval: Interval, most: int) -> Interval | None:
+    def stretch(self, interval: Interval, most: int) -> Interval:
         """Lengthen by what all occurrences go on with, to `most` tokens in all.
 
         Returns:
-            Those that go on still, which is none where the source ends; of fewer tokens than `most`
-            only where they differ next.
+            Those that the source does not end before; of fewer tokens only where they differ next.
         """
         low, high, length = interval
-        first, last = self._suffixes[low], self._suffixes[high - 1]
-        agreed = min(most, self._num_tokens - max(first, last))
-        if low + 1 < high:
-            ours = int.from_bytes(self._text(first + length, first + agreed), "big")
-            theirs = int.from_bytes(self._text(last + length, last + agreed), "big")
-            agreed -= -(-(ours ^ theirs).bit_length() // (8 * TOKEN_BYTES))
-        if first + agreed < self._num_tokens:
+        agreed = most if low + 1 == high else min(most, self._least_common(low, high))
+        if agreed == most or self._suffixes[low] + agreed < self._num_tokens:
             return Interval(low, high, agreed)
-        if low + 1 == high:
-            return None
-        return self.stretch(Interval(low + 1, high, agreed), most)
+        return self.stretch(Interval(low + 1, high, length), most)
 
     def split(self, interval: Interval) -> list[int]:
         """Return where the runs of occurrences that go on with one token begin, and the last ends.
@@ -139,16 +133,25 @@ class SourceIndex:
         They are in the order of the tokens.
         """
         low, high, length = interval
-        cuts = np.flatnonzero(self.common[low + 1 : high] == length) + (low + 1)
-        return [low, *cuts.tolist(), high]
+        if high - low <= _FEW:
+            cuts = [at for at in range(low + 1, high) if self._common[at] == length]
+        else:
+            cuts = (np.flatnonzero(self.common[low + 1 : high] == length) + (low + 1)).tolist()
+        return [low, *cuts, high]
 
-    def next_start(self, interval: Interval, start: int) -> int:
-        """Return where the first occurrence at or after `start` begins, else the first of all."""
-        low, high, _ = interval
-        if low + 1 == high:
-            return self._suffixes[low]
-        starts = self.suffixes[low:high]
-        return int(starts[np.argmin((starts - start) % self._num_tokens)])
+    def next_start(self, low: int, high: int, start: int) -> int:
+        """Return the first start of some suffixes at or after `start`, else the first of all."""
+        if high - low <= _FEW:
+            away = min([there - start & _UNSIGNED for there in self._suffixes[low:high]])
+        else:
+            away = int((self.suffixes[low:high] - np.int32(start)).view(np.uint32).min())
+        return away + start & _UNSIGNED
+
+    def _least_common(self, low: int, high: int) -> int:
+        """Return how many tokens two suffixes or more have in common."""
+        if high - low <= _FEW:
+            return min(self._common[low + 1 : high])
+        return int(self.common[low + 1 : high].min())
 
     def _first(self, pattern: bytes) -> int | None:
         """Return the first suffix that starts with a pattern and is longer."""
@@ -209,6 +212,11 @@ class SourceIndex:
     def _text(self, start: int, end: int) -> bytes:
         """Return the bytes of tokens of the source; `end` is not past its own."""
         return self.block[TEXT_OFFSET + start * TOKEN_BYTES : TEXT_OFFSET + end * TOKEN_BYTES]
+
+
+def distance(start: int, there: int) -> int:
+    """Order places by how far they are behind `start`, those before it after all others."""
+    return there - start & _UNSIGNED
 
 
 def encode(token_ids: Sequence[int]) -> bytes:
