@@ -149,6 +149,32 @@ def sessions(
 
 
 @app.command()
+def lookup(
+    *,
+    runs: Annotated[
+        int, typer.Option(min=1, help="Texts of each kind, and indexes built.")
+    ] = record.LEAST_PAIRS,
+    model: ModelOption = None,
+    out: OutOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Index 138,696 tokens of the samples, and look up what is quoted, edited and free of them."""
+
+    def run(track: Tracker) -> record.Measurement:
+        from ragflash.bench import lookup as bench  # noqa: PLC0415  (loads parsers)
+
+        return bench.measure(
+            [sample_path(name) for name in (MANUAL, "sqlite-wal.html")],
+            sample_path(GUIDE),
+            parts.model_path(load_settings(model=model)),
+            bench.Sizes(runs=runs),
+            track,
+        )
+
+    _run("lookup", run, out=out, as_json=as_json)
+
+
+@app.command()
 def cpu(
     *,
     pairs: Annotated[
