@@ -1,20 +1,37 @@
 """`python -m ragflash.bench`: for a card's machine that has the engine's libraries only.
 
 `gpu` does what `ragflash bench gpu` does and `kv` what `ragflash model check` does; these import
-the libraries of the server too.
+the libraries of the server too. `sessions` is `ragflash bench sessions` for a card: a document as
+long as a card's context, fewer restarts, and answers that are compared; it needs xxhash and
+sqlite-utils besides.
 """
 
 import argparse
+import gc
 import logging
 import sys
+import tempfile
+from contextlib import AbstractContextManager
 from pathlib import Path
+from typing import TYPE_CHECKING
+
+import torch
 
 from ragflash.bench import gpu, kv_quality, record
+from ragflash.bench.gpu_session import ROOM_TOKENS
 from ragflash.bench.provenance import provenance
+from ragflash.engine.build import start_engine
+from ragflash.engine.client import EngineClient
+from ragflash.kvcache.allocator import PAGE_TOKENS, pages_for
+from ragflash.kvcache.archive import SegmentArchive
+
+if TYPE_CHECKING:
+    from ragflash.bench.sessions import Running
 
 _log = logging.getLogger("ragflash.bench")
 _GIB = 1 << 30
-_COMMANDS = {"gpu": "bench gpu", "kv": "model check"}
+_ANSWER_TOKENS = 16
+_COMMANDS = {"gpu": "bench gpu", "kv": "model check", "sessions": "bench sessions"}
 
 
 def main() -> None:
@@ -30,6 +47,10 @@ def main() -> None:
     parser.add_argument("--kv", default="tq3_0")
     parser.add_argument("--ctx", type=int, action="append", help="of `kv`; repeatable")
     parser.add_argument("--text", type=Path, help="of `kv`: prose")
+    parser.add_argument("--tokens", type=int, default=138_696, help="of `sessions`: a document's")
+    parser.add_argument("--short", type=int, default=4096, help="of `sessions`: short documents'")
+    parser.add_argument("--restarts", type=int, default=2, help="of `sessions`: warm, and cold")
+    parser.add_argument("--folder", type=Path, help="of `sessions`: on the disk that is meant")
     parser.add_argument("--commit", default="", help="of the files, where they are a copy")
     parser.add_argument("--out", type=Path, required=True)
     given = parser.parse_args()
@@ -37,10 +58,7 @@ def main() -> None:
     command = " ".join(["ragflash", _COMMANDS[given.name], *sys.argv[2:]])
     begun = provenance() | {"command": command}
     begun["commit"] = given.commit or begun["commit"]
-    if given.name == "gpu":
-        _time(given, begun)
-    else:
-        _check(given, begun)
+    {"gpu": _time, "kv": _check, "sessions": _restart}[given.name](given, begun)
 
 
 def _time(given: argparse.Namespace, begun: dict[str, object]) -> None:
@@ -75,6 +93,44 @@ def _check(given: argparse.Namespace, begun: dict[str, object]) -> None:
     record.write(given.out, {**begun, **found})
     for row in found["rows"]:
         _log.info("%s", row)
+
+
+def _restart(given: argparse.Namespace, begun: dict[str, object]) -> None:
+    from ragflash.bench import sessions  # noqa: PLC0415  (imports xxhash and sqlite-utils)
+
+    sizes = sessions.Sizes(
+        document_tokens=given.tokens,
+        short_tokens=given.short,
+        answer_tokens=_ANSWER_TOKENS,
+        restarts=given.restarts,
+    )
+    context_tokens = pages_for(given.tokens + ROOM_TOKENS) * PAGE_TOKENS
+
+    with tempfile.TemporaryDirectory(prefix="ragflash-bench-", dir=given.folder) as folder:
+        path = Path(folder) / "sessions"
+
+        def load(archive: SegmentArchive) -> EngineClient:
+            gc.collect()  # of the engine before
+            if torch.cuda.is_available():
+                torch.cuda.empty_cache()
+            return start_engine(
+                given.model,
+                device=given.device,
+                vram_bytes=_vram_bytes(given),
+                context_tokens=context_tokens,
+                kv_format=given.kv,
+                max_slots=1,
+                cache_dir=Path(folder),
+                archive=archive,
+            )
+
+        def start() -> "AbstractContextManager[Running]":
+            return sessions.run_over(path, load)
+
+        result = record.build("sessions", begun, sessions.measure(start, path, sizes, _tell))
+    record.write(given.out, result)
+    for name, one in result["summary"].items():
+        _log.info("%s %s", name, {key: one[key] for key in ("median", "min", "max")})
 
 
 def _vram_bytes(given: argparse.Namespace) -> int | None:

@@ -7,8 +7,8 @@ calls it through `_run`.
 import os
 import tempfile
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -21,7 +21,6 @@ from ragflash.cli import parts
 from ragflash.cli.demo import GUIDE, GUIDE_QUESTIONS, MANUAL
 from ragflash.cli.options import DeviceOption, JsonOption, KvFormat, ModelOption, VramOption
 from ragflash.cli.output import Output, Tracker
-from ragflash.cli.session_files import session_archive
 from ragflash.errors import NotFound
 from ragflash.gguf.packaged import packaged_model_path
 from ragflash.samples import sample_path
@@ -130,20 +129,13 @@ def sessions(
 
         with tempfile.TemporaryDirectory(prefix="ragflash-bench-", dir=folder) as made:
             settings = load_settings(data_dir=Path(made), model=model)
+            path = Path(made) / "sessions"
 
-            @contextmanager
-            def start(keeps: bool) -> Iterator[bench.Running]:  # noqa: FBT001  (of `Start`)
-                slot = parts.EngineSlot()
-                chosen = settings if keeps else settings.model_copy(update={"sessions_gb": 0.0})
-                with session_archive(chosen, slot) as archive:
-                    client = parts.start_model(chosen, archive)
-                    try:
-                        yield bench.Running(client, archive.flush if archive else lambda: None)
-                    finally:
-                        client.close()
+            def start() -> AbstractContextManager[bench.Running]:
+                return bench.run_over(path, lambda archive: parts.start_model(settings, archive))
 
-            sizes = bench.Sizes(document_tokens=tokens, pairs=pairs)
-            return bench.measure(start, Path(made) / "sessions", sizes, track)
+            sizes = bench.Sizes(document_tokens=tokens, pairs=pairs, restarts=pairs)
+            return bench.measure(start, path, sizes, track)
 
     _run("sessions", run, out=out, as_json=as_json)
 
