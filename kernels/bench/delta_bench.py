@@ -9,7 +9,7 @@ from run import relative_error, time_us
 from ragflash_kernels.gated_delta import DeltaStates, delta_commit, gated_norm
 from ragflash_kernels.gated_delta.launch import delta_step_triton
 from ragflash_kernels.gated_delta.prefill.launch import ChainOptions, delta_prefill_triton
-from tests.kernels.delta_cases import REAL, Layer, int32
+from tests.kernels.delta_cases import REAL, Layer, int32, random_tree
 
 if TYPE_CHECKING:
     from run import Report
@@ -29,6 +29,7 @@ def bench_gated_delta(report: "Report", *, sweep: bool) -> None:
     for num_rows in ROWS:
         for shape in ((8, 1), (16, 1), (16, 2), (32, 4)) if sweep else ((8, 1),):
             _bench_step(report, layer, states, num_rows, shape)
+    _bench_step(report, layer, states, 21, (8, 1), random_tree(21, 4))
     for count in (1, 6, 16):
         counts, slot = int32(count, device="cuda"), int32(0, device="cuda")
         us = time_us([partial(delta_commit, states, slot, counts)])
@@ -38,24 +39,29 @@ def bench_gated_delta(report: "Report", *, sweep: bool) -> None:
 
 
 def _bench_step(
-    report: "Report", layer: Layer, states: DeltaStates, num_rows: int, shape: tuple[int, int]
-) -> None:
+    report: "Report", layer: Layer, states: DeltaStates, num_rows: int, shape: tuple[int, int],
+    tree: list[int] | None = None,
+) -> None:  # fmt: skip
+    """Time chains described by their parents, or a tree."""
     block, warps = shape
     columns = layer.columns(num_rows, parts=7)
     first_rows, slots = int32(0, num_rows, device="cuda"), int32(0, device="cuda")
+    parents = int32(*(tree or range(-1, num_rows - 1)), device="cuda")
     for eager in (False, True):
         calls = [
             partial(
                 delta_step_triton, *columns, **layer.weights, states=states.layer(index),
-                first_rows=first_rows, slots=slots, eager=eager, value_block=block, warps=warps,
+                first_rows=first_rows, slots=slots, parents=parents, eager=eager,
+                value_block=block, warps=warps,
             )
             for index in range(LAYERS)
         ]  # fmt: skip
         found = calls[0]()
-        expected, _, _ = layer.by_rows(columns, states.memories[0, 0], states.tails[0, 0])
+        start = states.memories[0, 0], states.tails[0, 0]
+        expected = layer.by_tree(columns, parents.tolist(), *start)
         report.line(
-            f"step of a layer, {num_rows} rows", time_us(calls), MEMORY_BYTES,
-            relative_error(found, expected), eager=eager, block=block, warps=warps,
+            f"step of a layer, {num_rows} rows{' of a tree' if tree else ''}", time_us(calls),
+            MEMORY_BYTES, relative_error(found, expected), eager=eager, block=block, warps=warps,
         )  # fmt: skip
 
 

@@ -138,12 +138,13 @@ class PagePool:
         """
         if not moves:
             return
-        numbers = [[pages[place // PAGE_TOKENS] for place in move] for move in moves]
-        starts = torch.tensor(numbers) * self.layout.page_values  # [n, 2]
-        at, device = torch.tensor(moves) % PAGE_TOKENS, self._storage.device
-        found = starts.to(device)[..., None] + self._token.start
-        found += at.to(device)[..., None] * self._token.stride
-        source, target = found.unbind(1)  # [n, values of a token] each
+        found = [[(pages[at // PAGE_TOKENS], at % PAGE_TOKENS) for at in move] for move in moves]
+        places = torch.tensor(found)
+        if self._storage.is_cuda:  # else the host would wait for the card
+            places = places.pin_memory()
+        page, place = places.to(self._storage.device, non_blocking=True)[..., None].unbind(2)
+        index = page * self.layout.page_values + place * self._token.stride + self._token.start
+        source, target = index.unbind(1)  # [n, values of a token] each
         values = self._storage.view(-1)
         values[target] = values[source]
 

@@ -1,5 +1,6 @@
 """Layers of the gated delta rule with random weights, states and rows."""
 
+import random
 from dataclasses import dataclass, replace
 
 import torch
@@ -81,6 +82,26 @@ class Layer:
             memory = memory + k[t, :, :, None] * correction[:, None]
             out.append((q[t, :, None] @ memory)[:, 0] * sizes.key_dim**-0.5)
         return torch.stack(out), memory, inputs[len(x) :]
+
+    def by_tree(self, columns: tuple, parents, memory: torch.Tensor, tail: torch.Tensor):
+        """Heads of rows, each by the equations of the rows on its path."""
+        paths = [path_to(row, parents) for row in range(len(parents))]
+        found = [self.by_rows(pick_rows(columns, path), memory, tail)[0] for path in paths]
+        return torch.stack([heads[-1] for heads in found])
+
+
+def random_tree(num_rows: int, spread: int, seed: int = 0) -> list[int]:
+    """Parents at most so many rows back; the first row has none, others may have none."""
+    rng = random.Random(seed)
+    return [rng.randint(max(-1, row - spread), row - 1) for row in range(num_rows)]
+
+
+def path_to(row: int, parents) -> list[int]:
+    return [*path_to(parents[row], parents), row] if row >= 0 else []
+
+
+def pick_rows(columns: tuple, rows: list[int]) -> tuple:
+    return tuple(replace(x, partials=x.partials[:, rows]) for x in columns)
 
 
 def rows_of(columns: tuple, first: int, end: int) -> tuple:

@@ -13,7 +13,7 @@ from ragflash_kernels.gated_norm import kernel as norm_kernel
 from tests.kernels.compiling import KERNELS, compile_kernel, main
 
 SIZES = {"KEY_HEADS": 16, "VALUE_HEADS": 48, "DIM": 128, "VALUE_DIM": 128}
-TABLES = dict.fromkeys(("first_rows", "slots", "counts"), "*i32")
+TABLES = dict.fromkeys(("first_rows", "slots", "counts", "parents", "path"), "*i32")
 
 
 def floats(function, **others: str) -> dict[str, str]:

@@ -11,6 +11,9 @@ from tests.kernels.delta_cases import (
     copy_states,
     guard_states,
     int32,
+    path_to,
+    pick_rows,
+    random_tree,
     relative,
     rows_of,
     same,
@@ -32,11 +35,12 @@ def skip_unless_possible(eager: bool) -> None:
 
 def step(
     layer: Layer, columns: tuple, states: DeltaStates, edges: list[int], slots: list[int],
-    eager: bool = False,
+    eager: bool = False, parents: torch.Tensor | None = None,
 ) -> torch.Tensor:  # fmt: skip
     return delta_step(
         *columns, **layer.weights, states=states, first_rows=int32(*edges, device="cuda"),
         slots=int32(*slots, device="cuda"), max_rows=32, eager=eager,
+        parents=parents,
     )  # fmt: skip
 
 
@@ -88,6 +92,27 @@ def test_a_row_depends_by_no_bit_on_what_follows_or_on_what_is_committed(eager):
         delta_commit(apart, slots, int32(end - first, device="cuda"))
     assert torch.equal(apart.memories, together.memories)
     assert torch.equal(apart.tails, together.tails)
+
+
+@pytest.mark.parametrize("eager", EAGER)
+@pytest.mark.parametrize("spread", [2, 4, 31])
+def test_a_path_of_a_tree_is_by_every_bit_a_chain(spread, eager):
+    skip_unless_possible(eager)
+    layer, num_rows = Layer.random(REAL, "cuda"), 31
+    columns, tree = layer.columns(num_rows, parts=7), random_tree(num_rows, spread)
+    path, slots = path_to(num_rows - 1, tree), int32(0, device="cuda")
+    bushy, chain = (layer.states(slots=1) for _ in range(2))
+    start = bushy.memories[0, 0].clone(), bushy.tails[0, 0].clone()
+    parents = int32(*tree, device="cuda")
+    found = step(layer, columns, bushy.layer(0), [0, num_rows], [0], eager, parents)
+    assert relative(found, layer.by_tree(columns, tree, *start)) < 5e-6
+    own = pick_rows(columns, path)
+    assert torch.equal(step(layer, own, chain.layer(0), [0, len(path)], [0], eager), found[path])
+    counts = int32(len(path), device="cuda")
+    delta_commit(bushy, slots, counts, paths=int32(*path, device="cuda")[None])
+    delta_commit(chain, slots, counts)
+    assert torch.equal(bushy.memories, chain.memories)
+    assert torch.equal(bushy.tails, chain.tails)
 
 
 def test_a_graph_reads_its_tables_anew():

@@ -14,6 +14,9 @@ from tests.kernels.delta_cases import (
     copy_states,
     guard_states,
     int32,
+    path_to,
+    pick_rows,
+    random_tree,
     relative,
     rows_of,
     same,
@@ -82,6 +85,63 @@ def test_a_row_depends_by_no_bit_on_what_follows_or_on_what_is_committed():
     assert torch.equal(apart.tails, together.tails)
 
 
+@pytest.mark.parametrize("spread", [1, 2, 4, 9])
+def test_rows_of_trees_equal_the_equations_of_their_paths(backend, spread, monkeypatch):
+    layer, guard = Layer.random(TOY), GuardedMemory()
+    columns = layer.columns(13)
+    states = guard_states(layer.states(layers=2), guard)
+    before = copy_states(states)
+    trees = {2: random_tree(9, spread, seed=1), 1: random_tree(3, spread, seed=2)}
+    parents = int32(*trees[2], *trees[1], 7)
+    with monkeypatch.context() as patch:
+        patch.setattr(torch, "empty", guard.empty)
+        out = delta_step(
+            *columns, **layer.weights, states=states.layer(1), first_rows=int32(0, 9, 12),
+            slots=int32(2, 1), max_rows=9, parents=parents, backend=backend,
+        )  # fmt: skip
+    assert not out[12].any()
+    path, short = path_to(8, trees[2]), path_to(1, trees[1])
+    most = max(map(len, (path, short)))
+    paths = torch.tensor([(p + [0] * most)[:most] for p in (path, short)], dtype=torch.int32)
+    delta_commit(states, int32(2, 1), int32(len(path), len(short)), paths=paths, backend=backend)
+    guard.check()
+    for slot, first, kept in ((2, 0, path), (1, 9, short)):
+        start = before.memories[1, slot], before.tails[1, slot]
+        own = rows_of(columns, first, first + len(trees[slot]))
+        expected = layer.by_tree(own, trees[slot], *start)
+        _, memory, tail = layer.by_rows(pick_rows(own, kept), *start)
+        assert relative(out[first : first + len(expected)], expected) < 1e-6
+        assert relative(states.memories[1, slot], memory) < 1e-6
+        assert relative(states.tails[1, slot], tail) < 1e-6
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_a_path_of_a_tree_is_by_every_bit_a_chain(seed):
+    """So whether rows were drafted in a tree, in a chain or not at all cannot be told."""
+    pytest.importorskip("triton")
+    layer = Layer.random(TOY, seed=seed)
+    columns, tree = layer.columns(9), random_tree(9, 2 + seed, seed)
+    path, slots = path_to(8, tree), int32(0)
+
+    def step(states: DeltaStates, rows: list[int], parents: torch.Tensor | None) -> torch.Tensor:
+        return delta_step(
+            *pick_rows(columns, rows), **layer.weights, states=states.layer(0),
+            first_rows=int32(0, len(rows)), slots=slots, max_rows=9, parents=parents,
+            backend=Backend.TRITON,
+        )  # fmt: skip
+
+    bushy, chain, named = (layer.states(slots=1) for _ in range(3))
+    found = step(bushy, [*range(9)], int32(*tree))
+    expected = step(chain, path, None)
+    assert torch.equal(found[path], expected)
+    assert torch.equal(step(named, path, int32(*range(-1, len(path) - 1))), expected)
+    count = int32(len(path))
+    delta_commit(bushy, slots, count, paths=int32(*path)[None], backend=Backend.TRITON)
+    delta_commit(chain, slots, count, backend=Backend.TRITON)
+    for name in ("memories", "tails"):
+        assert torch.equal(getattr(bushy, name), getattr(chain, name))
+
+
 @pytest.mark.parametrize("count", [0, 1, 2, 3, 4, 5])
 def test_a_tail_holds_the_last_inputs(backend, count):
     layer = Layer.random(TOY)
@@ -137,6 +197,8 @@ def test_refuses_what_does_not_fit():
         ((qkv, beta, alpha), {"slots": int32(0, 1)}, "2 first rows for 2"),
         ((qkv, beta, alpha), {"slots": torch.zeros(1)}, "no list of int32"),
         ((qkv, beta, alpha), {"max_rows": 33}, "33 rows for a tape of 32"),
+        ((qkv, beta, alpha), {"parents": int32(-1, 0)}, "2 parents for 3 rows"),
+        ((qkv, beta, alpha), {"parents": torch.zeros(3)}, "no list of int32"),
     ):
         options = layer.weights | {"states": states.layer(0)} | tables | changed
         with pytest.raises(KernelInputError, match=message):
@@ -145,3 +207,5 @@ def test_refuses_what_does_not_fit():
         delta_commit(states.layer(0), int32(0), int32(1))
     with pytest.raises(KernelInputError, match="2 counts for 1"):
         delta_commit(states, int32(0), int32(1, 1))
+    with pytest.raises(KernelInputError, match="no paths of int32"):
+        delta_commit(states, int32(0), int32(1), paths=int32(0))

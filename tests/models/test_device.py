@@ -18,7 +18,7 @@ from ragflash.models.device.lowering import lower
 from ragflash.models.device.model import DeviceModel
 from ragflash.models.registry import load_records
 from tests.models.families import FAMILIES, VOCAB_SIZE
-from tests.models.forwards import batch_of, run
+from tests.models.forwards import Tree, batch_of, keep_path, run
 from tests.models.programmes import CPU, LOWERED, Pair, assert_near, feed, make_pair
 from tests.models.toy_files import write_gguf
 
@@ -74,6 +74,36 @@ def test_drafts_count_as_far_as_they_are_committed(pairs, name, accepted):
     after = 61 + len(right)
     found = programme.forward(batch_of(TEXT[after:90], after), pages)
     assert_near(found, expected[after:90], 0.03)
+
+
+@pytest.mark.parametrize("name", LOWERED)
+@pytest.mark.parametrize("seed", range(3))
+def test_a_path_of_a_tree_is_computed_and_kept_as_a_chain(pairs, name, seed):
+    """Two pending rows and a tree, deeper than the windows of the toys."""
+    pair, after = pairs(name), TEXT[100:120]
+    programme, pages = pair.programme, pair.pages
+    tree = Tree.random(seed, VOCAB_SIZE, num_certain=2, num_draft=28)
+    leaves = tree.leaves()
+    for leaf in (leaves[0], leaves[len(leaves) // 2], leaves[-1]):
+        path = tree.path(leaf)
+        text = TEXT[:61] + tree.text(path)
+        expected = feed(pair, text + after, [61, len(path)])[61:]
+        feed(pair, TEXT[:61], [61])
+        batch = batch_of(tree.token_ids, 61, num_draft=tree.num_draft, parents=tree.parents)
+        found = programme.forward(batch, pages)[path].clone()
+        assert_near(found, expected[: len(path)], 0.03)
+        keep_path(programme, pages, 61, path, slot=0)
+        rest = programme.forward(batch_of(after, len(text)), pages)
+        assert_near(rest, expected[len(path) :], 0.03)
+        programme.commit(0, range(len(after)))
+
+
+def test_a_tree_of_more_rows_than_a_step_has_is_refused(pairs):
+    pair = pairs("qwen3")
+    tree = Tree.random(2, VOCAB_SIZE, num_certain=20, num_draft=20)
+    batch = batch_of(tree.token_ids, 0, num_draft=tree.num_draft, parents=tree.parents)
+    with pytest.raises(ModelError, match="32 are the most"):
+        pair.programme.forward(batch, pair.pages)
 
 
 @pytest.mark.parametrize("name", LOWERED)

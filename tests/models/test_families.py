@@ -132,7 +132,7 @@ def test_branches_of_a_tree_are_texts_of_their_own(oracles, name, seed):
 
     A path of any length is then kept; what it leaves is what the text alone leaves.
     """
-    model, tree = oracles(name).model, Tree.random(seed, VOCAB_SIZE, num_certain=2, num_draft=20)
+    model, tree = oracles(name).model, Tree.random(seed, VOCAB_SIZE, num_certain=2, num_draft=28)
     start, after = TEXT[:245], TEXT[250:270]
     leaves = tree.leaves()
     expected = [run(model, start + tree.text(tree.path(leaf)), [245])[245:] for leaf in leaves]

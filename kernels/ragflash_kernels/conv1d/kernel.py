@@ -7,8 +7,22 @@ from ragflash_kernels.columns_kernel import load_columns
 
 
 @triton.jit
+def _go_back(row, first, parents, here, COUNT: tl.constexpr):
+    """Return the row so many before `row` on its path; those before `first` are in the tail."""
+    if parents is None:
+        at = row - COUNT
+    else:
+        at = row
+        for _ in tl.static_range(COUNT):
+            inside = here & (at >= first)
+            parent = tl.load(parents + at, mask=inside, other=0)
+            at = tl.where(inside, first + parent, at - 1)
+    return at
+
+
+@triton.jit
 def convolve(
-    parts, part_stride, row_stride, tail, weight, row, first, channel, here, channels,
+    parts, part_stride, row_stride, tail, weight, row, first, parents, channel, here, channels,
     PARTS: tl.constexpr, WIDTH: tl.constexpr,
 ):  # fmt: skip
     """Weigh rows and those before them, then SiLU.
@@ -21,6 +35,7 @@ def convolve(
         weight: float32 `[channels, WIDTH]`.
         row: int64 `[R, 1]`, rows of `parts`.
         first: The first row of their sequence.
+        parents: Of all rows, counted from `first`, -1 for the tail; None for a chain.
         channel: `[1, C]`.
         here: `[R, 1]`, which rows there are.
         channels: Of all heads.
@@ -32,7 +47,7 @@ def convolve(
     """
     every = channel >= 0
     for tap in tl.static_range(WIDTH):
-        at = row - (WIDTH - 1 - tap)
+        at = _go_back(row, first, parents, here, WIDTH - 1 - tap)
         inside = here & (at >= first) & every
         x = load_columns(parts, part_stride, at * row_stride + channel, inside, PARTS)
         if tap < WIDTH - 1:

@@ -20,6 +20,7 @@ def delta_step_reference(
     states: DeltaStates,
     first_rows: torch.Tensor,
     slots: torch.Tensor,
+    parents: torch.Tensor | None,
 ) -> torch.Tensor:
     """Return the heads of every row, and write the tape; arguments as in `delta_step`."""
     inputs = qkv.sum()
@@ -32,8 +33,10 @@ def delta_step_reference(
         if first == end:
             continue
         at, tape_rows = slice(first, end), slice(0, end - first)
-        rows = _rows(inputs[at], states.tails[slot], conv, log_decay[at], steps[at], states)
-        out[at], tape = tree_reference(rows, states.memories[slot], None)
+        tree = None if parents is None else parents[at].tolist()
+        mixed = causal_conv1d(inputs[at], states.tails[slot], conv, parents=tree)
+        rows = _rows(mixed, log_decay[at], steps[at], states)
+        out[at], tape = tree_reference(rows, states.memories[slot], tree)
         states.inputs[slot, tape_rows] = inputs[at]
         states.keys[slot, tape_rows] = tape.keys[: sizes.key_heads].transpose(0, 1)
         states.corrections[slot, tape_rows] = tape.corrections.transpose(0, 1)
@@ -41,17 +44,20 @@ def delta_step_reference(
     return out
 
 
-def delta_commit_reference(states: DeltaStates, slots: torch.Tensor, counts: torch.Tensor) -> None:
-    """Apply the first rows of each tape; arguments as in `delta_commit`."""
+def delta_commit_reference(
+    states: DeltaStates, slots: torch.Tensor, counts: torch.Tensor, paths: torch.Tensor | None
+) -> None:
+    """Apply rows of each tape; arguments as in `delta_commit`."""
     sizes = states.sizes
     repeats = sizes.value_heads // sizes.key_heads
-    for slot, count in zip(slots.tolist(), counts.tolist(), strict=True):
+    for index, (slot, count) in enumerate(zip(slots.tolist(), counts.tolist(), strict=True)):
+        path = [*range(count)] if paths is None else paths[index, :count].tolist()
         memory, tail = states.memories[:, slot], states.tails[:, slot]
-        for row in range(count):
+        for row in path:
             key = states.keys[:, slot, row].repeat(1, repeats, 1)[..., None]
             correction = states.corrections[:, slot, row, :, None, :]
             memory.mul_(states.decay[:, slot, row, :, None, None]).addcmul_(key, correction)
-        inputs = states.inputs[:, slot, :count]
+        inputs = states.inputs[:, slot, path]
         tail.copy_(torch.cat((tail, inputs), 1)[:, count:])
 
 
@@ -72,7 +78,7 @@ def delta_prefill_reference(
     steps = beta.sum().sigmoid()
     log_decay = decay_rate * functional.softplus(alpha.sum() + decay_bias)
     tail = states.tails[slot]
-    rows = _rows(inputs, tail, conv, log_decay, steps, states)
+    rows = _rows(causal_conv1d(inputs, tail, conv), log_decay, steps, states)
     out, memory = chunked_reference(rows, states.memories[slot])
     if keep:
         states.memories[slot] = memory
@@ -81,17 +87,14 @@ def delta_prefill_reference(
 
 
 def _rows(
-    inputs: torch.Tensor,
-    tail: torch.Tensor,
-    conv: torch.Tensor,
+    mixed: torch.Tensor,
     log_decay: torch.Tensor,
     steps: torch.Tensor,
     states: DeltaStates,
 ) -> DeltaRows:
     sizes = states.sizes
     keys = sizes.key_heads * sizes.key_dim
-    mixed = causal_conv1d(inputs, tail, conv)
     q, k, v = mixed.split_with_sizes((keys, keys, sizes.value_heads * sizes.value_dim), dim=1)
-    q, k = (x.view(len(inputs), sizes.key_heads, sizes.key_dim) for x in (q, k))
-    v = v.view(len(inputs), sizes.value_heads, sizes.value_dim)
+    q, k = (x.view(len(mixed), sizes.key_heads, sizes.key_dim) for x in (q, k))
+    v = v.view(len(mixed), sizes.value_heads, sizes.value_dim)
     return DeltaRows(q, k, v, log_decay, steps)

@@ -1,8 +1,9 @@
 """A few rows of several sequences in Triton: what they read, and what they would write.
 
-A row's result is the same, bit for bit, however many rows come after it, and the same again when
-the rows before it have been committed: sums are taken in one order, and `commit_kernel` changes a
-memory by the operations by which `advance_rows_kernel` went past it.
+A row's result is the same, bit for bit, however many rows come after it, whether rows that are not
+before it on its path stand between, and the same again when the rows before it have been committed:
+sums are taken in one order, and `commit_kernel` changes a memory by the operations by which
+`advance_rows_kernel` went past it, and by which that goes back to where a branch begins.
 """
 
 import triton
@@ -51,15 +52,15 @@ def _find_sequence(first_rows, slots, row, num_sequences, SEQUENCES: tl.constexp
 
 @triton.jit
 def _convolve_row(
-    qkv, part_stride, row_stride, tails, tape_inputs, conv, row, first, end, slot, channel,
+    qkv, part_stride, row_stride, tails, tape_inputs, conv, row, first, end, parents, slot, channel,
     PARTS: tl.constexpr, CHANNELS: tl.constexpr, WIDTH: tl.constexpr, ROWS: tl.constexpr,
 ):  # fmt: skip
     """Return `[1, C]` channels of a row, zeros from row `end` on, and write their inputs."""
     rows = tl.zeros((1, 1), tl.int64) + row
     tail = tails + slot * (WIDTH - 1) * CHANNELS
     x, inputs = convolve(
-        qkv, part_stride, row_stride, tail, conv, rows, first, channel, rows < end, CHANNELS,
-        PARTS, WIDTH,
+        qkv, part_stride, row_stride, tail, conv, rows, first, parents, channel, rows < end,
+        CHANNELS, PARTS, WIDTH,
     )  # fmt: skip
     place = slot * ROWS + row - first
     tl.store(tape_inputs + place * CHANNELS + channel, inputs, mask=(rows < end) & (channel >= 0))
@@ -69,7 +70,7 @@ def _convolve_row(
 @triton.jit(do_not_specialize=["num_sequences"])
 def prepare_rows_kernel(
     qkv, beta, alpha, conv, decay_rate, decay_bias, tails, tape_inputs, tape_keys, tape_decay,
-    first_rows, slots, queries, values, steps, out, qkv_part_stride, qkv_row_stride,
+    first_rows, slots, parents, queries, values, steps, out, qkv_part_stride, qkv_row_stride,
     beta_part_stride, beta_row_stride, alpha_part_stride, alpha_row_stride, num_sequences,
     QKV_PARTS: tl.constexpr, BETA_PARTS: tl.constexpr, ALPHA_PARTS: tl.constexpr,
     KEY_HEADS: tl.constexpr, VALUE_HEADS: tl.constexpr, DIM: tl.constexpr,
@@ -97,8 +98,8 @@ def prepare_rows_kernel(
     if head < 2 * KEY_HEADS:
         line = tl.arange(0, DIM)[None, :]
         key = to_length_1(_convolve_row(
-            qkv, qkv_part_stride, qkv_row_stride, tails, tape_inputs, conv, row, first, end, slot,
-            head * DIM + line, QKV_PARTS, channels, WIDTH, ROWS,
+            qkv, qkv_part_stride, qkv_row_stride, tails, tape_inputs, conv, row, first, end,
+            parents, slot, head * DIM + line, QKV_PARTS, channels, WIDTH, ROWS,
         ))  # fmt: skip
         if head < KEY_HEADS:
             tl.store(queries + (row * KEY_HEADS + head) * DIM + line, key * DIM**-0.5)
@@ -108,8 +109,8 @@ def prepare_rows_kernel(
     elif head < 2 * KEY_HEADS + VALUE_HEADS:
         column = (head - 2 * KEY_HEADS) * VALUE_DIM + tl.arange(0, VALUE_DIM)[None, :]
         value = _convolve_row(
-            qkv, qkv_part_stride, qkv_row_stride, tails, tape_inputs, conv, row, first, end, slot,
-            2 * KEY_HEADS * DIM + column, QKV_PARTS, channels, WIDTH, ROWS,
+            qkv, qkv_part_stride, qkv_row_stride, tails, tape_inputs, conv, row, first, end,
+            parents, slot, 2 * KEY_HEADS * DIM + column, QKV_PARTS, channels, WIDTH, ROWS,
         )  # fmt: skip
         value_at = row * (VALUE_HEADS * VALUE_DIM) + column
         tl.store(values + value_at, value)
@@ -147,9 +148,49 @@ def _load_row(
 
 
 @triton.jit
+def _apply_row(
+    memory, tape_keys, tape_corrections, tape_decay, place, head, line, column,
+    KEY_HEADS: tl.constexpr, VALUE_HEADS: tl.constexpr, DIM: tl.constexpr,
+    VALUE_DIM: tl.constexpr,
+):  # fmt: skip
+    """Return columns of a head's memory after a row of a tape."""
+    key = tl.load(tape_keys + (place * KEY_HEADS + head % KEY_HEADS) * DIM + line)
+    at = (place * VALUE_HEADS + head) * VALUE_DIM + column
+    correction = tl.load(tape_corrections + at)
+    memory *= tl.load(tape_decay + place * VALUE_HEADS + head)
+    return tl.fma(key[:, None], correction[None, :], memory)
+
+
+@triton.jit
+def _branch_off(
+    memory_at, tape_keys, tape_corrections, tape_decay, parents, first, parent, place, head, line,
+    column, KEY_HEADS: tl.constexpr, VALUE_HEADS: tl.constexpr, DIM: tl.constexpr,
+    VALUE_DIM: tl.constexpr,
+):  # fmt: skip
+    """Return columns of a head's memory after row `parent` and those before it on its path.
+
+    `place` is that of the sequence's first row in the tape.
+    """
+    tl.debug_barrier()  # what other threads wrote to the tape is read
+    word = tl.zeros((), tl.int64)
+    last = parent
+    while last >= 0:
+        word |= tl.full((), 1, tl.int64) << last
+        last = tl.load(parents + first + last)
+    memory = tl.load(memory_at)
+    for row in range(parent + 1):
+        if (word >> row) & 1 == 1:
+            memory = _apply_row(
+                memory, tape_keys, tape_corrections, tape_decay, place + row, head, line, column,
+                KEY_HEADS, VALUE_HEADS, DIM, VALUE_DIM,
+            )  # fmt: skip
+    return memory
+
+
+@triton.jit
 def advance_rows_kernel(
     queries, values, steps, tape_keys, tape_corrections, tape_decay, memories, first_rows, slots,
-    out, KEY_HEADS: tl.constexpr, VALUE_HEADS: tl.constexpr, DIM: tl.constexpr,
+    parents, out, KEY_HEADS: tl.constexpr, VALUE_HEADS: tl.constexpr, DIM: tl.constexpr,
     VALUE_DIM: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr, EAGER: tl.constexpr,
 ):  # fmt: skip
     """Take a sequence's rows past BLOCK value columns of one head's memory, which is kept as it is.
@@ -183,6 +224,13 @@ def advance_rows_kernel(
             queries, values, steps, tape_keys, tape_decay, row + 1, place + 1, row + 1 < end, head,
             line, column, KEY_HEADS, VALUE_HEADS, DIM, VALUE_DIM,
         )  # fmt: skip
+        if parents is not None:
+            parent = tl.load(parents + row)
+            if parent != row - first - 1:
+                memory = _branch_off(
+                    memory_at, tape_keys, tape_corrections, tape_decay, parents, first, parent,
+                    slot * ROWS, head, line, column, KEY_HEADS, VALUE_HEADS, DIM, VALUE_DIM,
+                )  # fmt: skip
         memory *= decay
         correction = (value - tl.sum(memory * key, 0)) * step
         # The output before the correction and what that adds: two sums that wait for nothing.
@@ -195,17 +243,17 @@ def advance_rows_kernel(
         place += 1
 
 
-@triton.jit(do_not_specialize=["num_slots"])
+@triton.jit(do_not_specialize=["num_slots", "path_stride"])
 def commit_kernel(
-    memories, tails, tape_inputs, tape_keys, tape_corrections, tape_decay, slots, counts,
-    num_slots, KEY_HEADS: tl.constexpr, VALUE_HEADS: tl.constexpr, DIM: tl.constexpr,
+    memories, tails, tape_inputs, tape_keys, tape_corrections, tape_decay, slots, counts, path,
+    path_stride, num_slots, KEY_HEADS: tl.constexpr, VALUE_HEADS: tl.constexpr, DIM: tl.constexpr,
     VALUE_DIM: tl.constexpr, WIDTH: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr,
     TAIL_BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """Apply the first `counts` rows of a tape to BLOCK columns of a memory, or to part of a tail.
+    """Apply `counts` rows of a tape to BLOCK columns of a memory, or to part of a tail.
 
     `memories`, `tails` and the tapes are `DeltaStates` of all layers, with `num_slots`; a program
-    of a tail has TAIL_BLOCK channels.
+    of a tail has TAIL_BLOCK channels. `path` has the rows, or is None for the first ones.
     """
     sequence = tl.program_id(0)
     part = tl.program_id(2)
@@ -220,21 +268,23 @@ def commit_kernel(
         memory_at = memories + (state * VALUE_HEADS + head) * (DIM * VALUE_DIM)
         memory_at += line[:, None] * VALUE_DIM + column[None, :]
         memory = tl.load(memory_at)
-        for row in range(count):
-            place = state * ROWS + row
-            key = tl.load(tape_keys + (place * KEY_HEADS + head % KEY_HEADS) * DIM + line)
-            at = (place * VALUE_HEADS + head) * VALUE_DIM + column
-            correction = tl.load(tape_corrections + at)
-            memory *= tl.load(tape_decay + place * VALUE_HEADS + head)
-            memory = tl.fma(key[:, None], correction[None, :], memory)
+        for index in range(count):
+            row = index if path is None else tl.load(path + sequence * path_stride + index)
+            memory = _apply_row(
+                memory, tape_keys, tape_corrections, tape_decay, state * ROWS + row, head, line,
+                column, KEY_HEADS, VALUE_HEADS, DIM, VALUE_DIM,
+            )  # fmt: skip
         tl.store(memory_at, memory)
     if (part >= memory_parts) & (count > 0):
         channel = (part - memory_parts) * TAIL_BLOCK + tl.arange(0, TAIL_BLOCK)
         mask = channel < channels
         tail = tails + state * (WIDTH - 1) * channels + channel
         for tap in tl.static_range(WIDTH - 1):  # the oldest first: later ones are still to be read
-            row = count + tap - (WIDTH - 1)
+            index = count + tap - (WIDTH - 1)
+            row = index
+            if path is not None:
+                row = tl.load(path + sequence * path_stride + index, mask=index >= 0, other=0)
             at = (state * ROWS + row) * channels + channel
-            kept = tl.load(tail + (count + tap) * channels, mask=mask & (row < 0), other=0.0)
-            kept += tl.load(tape_inputs + at, mask=mask & (row >= 0), other=0.0)
+            kept = tl.load(tail + (count + tap) * channels, mask=mask & (index < 0), other=0.0)
+            kept += tl.load(tape_inputs + at, mask=mask & (index >= 0), other=0.0)
             tl.store(tail + tap * channels, kept, mask=mask)

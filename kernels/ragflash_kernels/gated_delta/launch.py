@@ -42,6 +42,7 @@ def delta_step_triton(
     states: DeltaStates,
     first_rows: torch.Tensor,
     slots: torch.Tensor,
+    parents: torch.Tensor | None,
     eager: bool,
     value_block: int = VALUE_BLOCK,
     warps: int = 1,
@@ -60,8 +61,8 @@ def delta_step_triton(
     strides = [s for columns in (qkv, beta, alpha) for s in columns.partials.stride()[:2]]
     prepare_rows_kernel[num_rows, 2 * sizes.key_heads + sizes.value_heads + 1](
         first_column(qkv), first_column(beta), first_column(alpha), conv, decay_rate, decay_bias,
-        states.tails, states.inputs, states.keys, states.decay, first_rows, slots, queries, values,
-        steps, out, *strides, num_sequences, QKV_PARTS=len(qkv.partials),
+        states.tails, states.inputs, states.keys, states.decay, first_rows, slots, parents, queries,
+        values, steps, out, *strides, num_sequences, QKV_PARTS=len(qkv.partials),
         BETA_PARTS=len(beta.partials), ALPHA_PARTS=len(alpha.partials), WIDTH=sizes.conv_width,
         SEQUENCES=triton.next_power_of_2(num_sequences),
         HEADS=triton.next_power_of_2(sizes.value_heads), num_warps=1, launch_pdl=eager, **constants,
@@ -69,13 +70,16 @@ def delta_step_triton(
     block = min(value_block, sizes.value_dim)
     advance_rows_kernel[num_sequences, sizes.value_heads, sizes.value_dim // block](
         queries, values, steps, states.keys, states.corrections, states.decay, states.memories,
-        first_rows, slots, out, BLOCK=block, num_warps=warps, launch_pdl=eager, **constants,
+        first_rows, slots, parents, out, BLOCK=block, num_warps=warps, launch_pdl=eager,
+        **constants,
     )  # fmt: skip
     return out
 
 
-def delta_commit_triton(states: DeltaStates, slots: torch.Tensor, counts: torch.Tensor) -> None:
-    """Apply the first rows of each tape; arguments as in `delta_commit`."""
+def delta_commit_triton(
+    states: DeltaStates, slots: torch.Tensor, counts: torch.Tensor, paths: torch.Tensor | None
+) -> None:
+    """Apply rows of each tape; arguments as in `delta_commit`."""
     sizes = states.sizes
     layers, num_slots = states.memories.shape[:2]
     block = min(COMMIT_BLOCK, sizes.value_dim)
@@ -83,6 +87,7 @@ def delta_commit_triton(states: DeltaStates, slots: torch.Tensor, counts: torch.
     parts += triton.cdiv(sizes.channels, TAIL_BLOCK)
     commit_kernel[len(slots), layers, parts](
         states.memories, states.tails, states.inputs, states.keys, states.corrections,
-        states.decay, slots, counts, num_slots, WIDTH=sizes.conv_width, ROWS=states.rows,
+        states.decay, slots, counts, paths, 0 if paths is None else paths.stride(0), num_slots,
+        WIDTH=sizes.conv_width, ROWS=states.rows,
         BLOCK=block, TAIL_BLOCK=TAIL_BLOCK, num_warps=4, **size_constants(sizes),
     )  # fmt: skip

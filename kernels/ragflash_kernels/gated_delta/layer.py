@@ -1,10 +1,8 @@
 """The recurrent half of a layer as a card runs it: convolution, gates, delta rule and its state.
 
-Few rows of several sequences leave a tape (`delta_step`), of which any number of rows can be made
-part of the state (`delta_commit`); many rows of one sequence change the state (`delta_prefill`).
-
-Rows of a step are a chain. A tree would need, of the rows before one, those of its path only: the
-tape has what that takes, as `reference.tree_reference` shows.
+Few rows of several sequences, chains or trees, leave a tape (`delta_step`), of which any path can
+be made part of the state (`delta_commit`); many rows of one sequence change the state
+(`delta_prefill`).
 """
 
 import torch
@@ -32,13 +30,14 @@ def delta_step(
     first_rows: torch.Tensor,
     slots: torch.Tensor,
     max_rows: int,
+    parents: torch.Tensor | None = None,
     eager: bool = False,
     backend: Backend | None = None,
 ) -> torch.Tensor:
     """Take a few rows of several sequences, and write what they would do to the tape.
 
-    A row's result does not depend on the rows after it, nor, on a card, by a single bit on whether
-    those before it are committed.
+    A row's result depends on the rows before it on its path only, and, on a card, by no bit on
+    whether these are committed.
 
     Args:
         qkv: Inputs of the convolution, Q, K and V side by side, N rows.
@@ -52,6 +51,9 @@ def delta_step(
             sequence s; the result of rows beyond the last is 0.
         slots: int32 `[S]`, different for sequences that have rows.
         max_rows: Rows of a sequence at most, not more than a tape has room for.
+        parents: int32, N or more: for each row the row before it, a smaller number, counted within
+            its sequence, -1 for the state; None for chains. A row whose parent is not the row
+            before it costs as much again for each row before it on its path.
         eager: Programmatic dependent launch (sm_90).
         backend: None picks by the device. There is one kernel; Gluon takes it too.
 
@@ -64,19 +66,17 @@ def delta_step(
     _check(qkv, beta, alpha, conv, decay_rate, decay_bias, states)
     if not 1 <= max_rows <= states.rows:
         raise KernelInputError(f"{max_rows} rows for a tape of {states.rows}")
-    _check_int32(first_rows, slots)
-    if len(first_rows) != len(slots) + 1:
-        raise KernelInputError(f"{len(first_rows)} first rows for {len(slots)} sequences")
+    _check_tables(first_rows, slots, parents, qkv.partials.shape[1])
     if (backend or pick_backend(conv.device)) is Backend.REFERENCE:
         return delta_step_reference(
             qkv, beta, alpha, conv=conv, decay_rate=decay_rate, decay_bias=decay_bias,
-            states=states, first_rows=first_rows, slots=slots,
+            states=states, first_rows=first_rows, slots=slots, parents=parents,
         )  # fmt: skip
     from ragflash_kernels.gated_delta.launch import delta_step_triton  # noqa: PLC0415 - lazy
 
     return delta_step_triton(
         qkv, beta, alpha, conv=conv, decay_rate=decay_rate, decay_bias=decay_bias, states=states,
-        first_rows=first_rows, slots=slots, eager=eager,
+        first_rows=first_rows, slots=slots, parents=parents, eager=eager,
     )  # fmt: skip
 
 
@@ -85,14 +85,17 @@ def delta_commit(
     slots: torch.Tensor,
     counts: torch.Tensor,
     *,
+    paths: torch.Tensor | None = None,
     backend: Backend | None = None,
 ) -> None:
-    """Make the first rows of tapes part of the states of all layers.
+    """Make rows of tapes part of the states of all layers.
 
     Args:
         states: Of all layers.
         slots: int32 `[S]`, different where the count is not 0.
         counts: int32 `[S]`, at most the rows of the last step; 0 changes nothing.
+        paths: int32 `[S, counts or more]`: the rows, each the parent of the next; None for the
+            first rows.
         backend: None picks by the device. There is one kernel; Gluon takes it too.
 
     Raises:
@@ -103,12 +106,16 @@ def delta_commit(
     _check_int32(slots, counts)
     if slots.shape != counts.shape:
         raise KernelInputError(f"{len(counts)} counts for {len(slots)} slots")
+    if paths is not None and (
+        paths.dim() != 2 or paths.dtype != torch.int32 or len(paths) != len(slots)
+    ):
+        raise KernelInputError(f"{paths.dtype} {tuple(paths.shape)} are no paths of int32")
     if (backend or pick_backend(slots.device)) is Backend.REFERENCE:
-        delta_commit_reference(states, slots, counts)
+        delta_commit_reference(states, slots, counts, paths)
     else:
         from ragflash_kernels.gated_delta.launch import delta_commit_triton  # noqa: PLC0415
 
-        delta_commit_triton(states, slots, counts)
+        delta_commit_triton(states, slots, counts, paths)
 
 
 def delta_prefill(
@@ -195,6 +202,19 @@ def _check(
             raise KernelInputError(
                 f"{name} is {tensor.dtype} {tuple(tensor.shape)}, not float32 {shape}, contiguous"
             )
+
+
+def _check_tables(
+    first_rows: torch.Tensor, slots: torch.Tensor, parents: torch.Tensor | None, num_rows: int
+) -> None:
+    _check_int32(first_rows, slots)
+    if len(first_rows) != len(slots) + 1:
+        raise KernelInputError(f"{len(first_rows)} first rows for {len(slots)} sequences")
+    if parents is None:
+        return
+    _check_int32(parents)
+    if len(parents) < num_rows:
+        raise KernelInputError(f"{len(parents)} parents for {num_rows} rows")
 
 
 def _check_int32(*tensors: torch.Tensor) -> None:

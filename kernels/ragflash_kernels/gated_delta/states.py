@@ -36,7 +36,7 @@ class DeltaSizes:
 class DeltaStates:
     """Memories, and a tape of what the last few rows would do to them; all float32.
 
-    A step writes the tape and changes nothing else; `delta_commit` applies the first rows of it.
+    A step writes the tape and changes nothing else; `delta_commit` applies rows of it.
     All sizes begin with `[L, slots]`, those of one layer, as `layer` gives them, with `[slots]`.
 
     Attributes:

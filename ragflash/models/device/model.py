@@ -191,7 +191,7 @@ class DeviceModel(GreedyModel):
         if slot in self._early:
             self._early.remove(slot)
         else:
-            self._apply_tape(slot, len(path))
+            self._apply_tape(slot, path)
 
     def reset(self, slot: int) -> None:
         """See `Model`."""
@@ -226,13 +226,13 @@ class DeviceModel(GreedyModel):
         self._has_tape.discard(slot)
         self._early.discard(slot)
 
-    def _apply_tape(self, slot: int, num_rows: int) -> None:
+    def _apply_tape(self, slot: int, path: Sequence[int]) -> None:
         if self._states is None or slot not in self._has_tape:
             return
         self._has_tape.remove(slot)
-        if num_rows:
-            numbers = self._numbers
-            delta_commit(self._states, numbers[slot : slot + 1], numbers[num_rows : num_rows + 1])
+        if path:
+            slots, counts = self._numbers[slot : slot + 1], self._numbers[len(path) : len(path) + 1]
+            delta_commit(self._states, slots, counts, paths=_paths(path, self._device))
 
     def _launch(
         self, token_ids: Sequence[int], sequences: Sequence[SequenceRows]
@@ -259,7 +259,7 @@ class DeviceModel(GreedyModel):
         Rows that are no drafts become part of a state whatever follows, so they do here.
         """
         for rows in sequences:
-            self._apply_tape(rows.slot, rows.num_rows)
+            self._apply_tape(rows.slot, range(rows.num_rows))
             self._early.add(rows.slot)
         self._tables.fill([0] * len(following), following)
         self._tables["token_ids"][: len(following)].copy_(chosen)
@@ -344,6 +344,14 @@ def _groups(sequences: Sequence[SequenceRows]) -> list[list[SequenceRows]]:
         groups[-1].append(rows)
         room -= rows.num_rows
     return groups
+
+
+def _paths(path: Sequence[int], device: torch.device) -> torch.Tensor | None:
+    """Return rows as the one path of `delta_commit`; `None` where they are the first ones."""
+    if path[-1] == len(path) - 1:
+        return None
+    rows = torch.tensor([path], dtype=torch.int32)
+    return (rows.pin_memory() if device.type == "cuda" else rows).to(device, non_blocking=True)
 
 
 def _windows(programme: Programme) -> Iterable[int | None]:

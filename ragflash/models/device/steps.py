@@ -5,6 +5,7 @@ from typing import Protocol
 
 import torch
 
+from ragflash.errors import ModelError
 from ragflash.kvcache.allocator import PAGE_TOKENS
 from ragflash.kvcache.pages import KVPages
 from ragflash.models.contract import SequenceRows
@@ -187,7 +188,8 @@ class FewRows:
             qkv, beta, alpha, conv=weights.conv, decay_rate=weights.decay_rate,
             decay_bias=weights.decay_bias, states=self.states.layer(layer),
             first_rows=self.tables["first_rows"], slots=self.tables["slots"],
-            max_rows=self.num_rows, eager=self.eager and self.num_rows == 1,
+            max_rows=self.num_rows, parents=self.tables["parents"],
+            eager=self.eager and self.num_rows == 1,
         )  # fmt: skip
 
 
@@ -286,7 +288,13 @@ class RowPlaces:
 
     @classmethod
     def of(cls, rows: SequenceRows, device: torch.device) -> "RowPlaces":
-        """Send the pages of a sequence to the card."""
+        """Send the pages of a sequence to the card.
+
+        Raises:
+            ModelError: The rows are a tree: only a step by tables takes one.
+        """
+        if rows.parents is not None:
+            raise ModelError(f"a tree of {rows.num_rows} rows on a card: 32 are the most")
         before = rows.committed - PAGE_TOKENS * len(rows.packed_pages)
         places = torch.arange(before, before + rows.num_rows, dtype=torch.int32)
         exact = torch.tensor(rows.pages, dtype=torch.int32)

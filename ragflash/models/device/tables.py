@@ -7,10 +7,10 @@ from itertools import accumulate
 import numpy as np
 import torch
 
-from ragflash.errors import ModelError
 from ragflash.kvcache.allocator import PAGE_TOKENS
 from ragflash.models.contract import SequenceRows
 from ragflash_kernels.paged_attention.visibility import Visibility
+from ragflash_kernels.parents import depths, words
 
 MAX_ROWS = 32  # of a step; bits of a visibility word
 _STAGES = 2
@@ -40,7 +40,8 @@ class TableSizes:
             "positions": (MAX_ROWS,),
             "row_pages": (MAX_ROWS,),
             "row_places": (MAX_ROWS,),
-            "words": (MAX_ROWS,),
+            "parents": (MAX_ROWS,),
+            "words": (windows, MAX_ROWS),
             "first_rows": (slots + 1,),
             "slots": (slots,),
             "exact_ends": (slots,),
@@ -89,7 +90,8 @@ class StepTables:
     def exact(self, window: int | None, num_rows: int) -> Visibility:
         """Return what rows see of the exact pages."""
         at = self.sizes.windows.index(window)
-        return self._visibility("exact", self["words"], at, num_rows, self.sizes.exact_pages)
+        seen = self["words"][at]
+        return self._visibility("exact", seen, at, num_rows, self.sizes.exact_pages)
 
     def packed(self, window: int | None, num_rows: int) -> Visibility:
         """Return what rows see of the packed pages."""
@@ -111,13 +113,7 @@ class StepTables:
         )
 
     def fill(self, token_ids: Sequence[int], sequences: Sequence[SequenceRows]) -> None:
-        """Describe a step of at most 32 rows and send it.
-
-        Raises:
-            ModelError: The rows are a tree.
-        """
-        if any(rows.parents is not None for rows in sequences):
-            raise ModelError("a card computes no tree of drafts yet: choose a drafter of chains")
+        """Describe a step of at most 32 rows and send it."""
         self._turn = (self._turn + 1) % _STAGES
         if self._sent:
             self._sent[self._turn].synchronize()
@@ -139,12 +135,12 @@ class StepTables:
         num_packed = PAGE_TOKENS * len(rows.packed_pages)
         end = rows.committed - num_packed  # of the exact tokens before the first row
         at = slice(row, row + rows.num_rows)
-        order = np.arange(rows.num_rows)
-        places = end + order
-        host["positions"][at] = rows.committed + order
+        places = end + np.arange(rows.num_rows)
+        positions = rows.committed + np.array(depths(rows.parents, rows.num_rows))
+        host["positions"][at] = positions
         host["row_pages"][at] = np.asarray(rows.pages)[places // PAGE_TOKENS]
         host["row_places"][at] = places % PAGE_TOKENS
-        host["words"][at] = (np.int64(2) << order) - 1
+        host["parents"][at] = rows.parents or range(-1, rows.num_rows - 1)
         host["first_rows"][index] = row
         host["slots"][index] = rows.slot
         host["exact_ends"][index] = end
@@ -152,7 +148,8 @@ class StepTables:
         host["exact_pages"][index, : len(rows.pages)] = rows.pages
         host["packed_pages"][index, : len(rows.packed_pages)] = rows.packed_pages
         for which, window in enumerate(self.sizes.windows):
-            seen = rows.committed + 1 + order
+            host["words"][which, at] = np.array(words(rows.parents, rows.num_rows, window))
+            seen = positions + 1
             start = np.zeros_like(seen) if window is None else np.maximum(seen - window, 0)
             exact, packed = form_starts(start, num_packed)
             host["exact_starts"][which, at] = exact

@@ -60,8 +60,8 @@ def prepare_chunks_kernel(
         line = tl.arange(0, DIM)[None, :]
         key_channel = head * DIM + line
         key = convolve(
-            qkv, part_stride, row_stride, tail, conv, row, 0, key_channel, here, channels, PARTS,
-            WIDTH,
+            qkv, part_stride, row_stride, tail, conv, row, 0, None, key_channel, here, channels,
+            PARTS, WIDTH,
         )[0]  # fmt: skip
         key = to_length_1(key)
         if head < KEY_HEADS:
@@ -76,8 +76,9 @@ def prepare_chunks_kernel(
         column = (head - 2 * KEY_HEADS) * VALUE_DIM + tl.arange(0, VALUE_DIM)[None, :]
         channel = 2 * KEY_HEADS * DIM + column
         value = convolve(
-            qkv, part_stride, row_stride, tail, conv, row, 0, channel, here, channels, PARTS, WIDTH
-        )[0]
+            qkv, part_stride, row_stride, tail, conv, row, 0, None, channel, here, channels, PARTS,
+            WIDTH,
+        )[0]  # fmt: skip
         tl.store(values + row * (VALUE_HEADS * VALUE_DIM) + column, value)
 
 
