@@ -53,11 +53,14 @@ class _Place(NamedTuple):
         source: Number of the source.
         position: The token that comes next there.
         run: Tokens before it that are the last ones of the history; 0 once they differ.
+        is_sure: Whether a search would find nothing else: the source has no other place with as
+            many and no other source one with more, or they are more than are compared.
     """
 
     source: int
     position: int
     run: int
+    is_sure: bool
 
 
 class LookupDrafter:
@@ -102,11 +105,7 @@ class LookupDrafter:
         self._take(history)
         self._proposed = ()
         place = self._place
-        if (
-            place
-            and place.run > COMPARED_TOKENS
-            and place.position < len(self._sources[place.source])
-        ):
+        if place and place.is_sure and place.position < len(self._sources[place.source]):
             self.match = Match(DOCUMENT, place.run, 1, 1)
             self._proposed = (place,)
             index, width = self._sources[place.source], self._width(place.run, budget)
@@ -152,13 +151,13 @@ class LookupDrafter:
     def _take(self, history: Sequence[int]) -> None:
         """Take over what was written since, and see which place it copies."""
         new = history[self._num_seen :]
-        unplaced = history[self._num_placed :] if self._num_placed != self._num_seen else new
+        unplaced = tuple(history[self._num_placed :])
         self._num_seen = self._num_placed = len(history)
         self._tail = (self._tail + encode(new))[-COMPARED_TOKENS * TOKEN_BYTES :]
         self._most = min(self._most + len(new), COMPARED_TOKENS)
         self._written.extend(new)
         if self._place and unplaced:
-            self._place = self._place._replace(run=0)
+            self._place = self._place._replace(run=0, is_sure=False)
         most = 0
         for place in self._proposed:
             copied = self._sources[place.source].tokens(place.position, len(unplaced))
@@ -166,12 +165,14 @@ class LookupDrafter:
             if agreed > most:
                 most = agreed
                 run = place.run + agreed if agreed == len(unplaced) else 0
-                self._set_place(_Place(place.source, place.position + agreed, run))
+                is_sure = run > COMPARED_TOKENS or (run > 0 and place.is_sure)
+                self._set_place(_Place(place.source, place.position + agreed, run, is_sure))
 
     def _set_place(self, place: _Place | None) -> None:
         self._place = place
-        first = {place.source: None} if place else {}
-        self._order = tuple(first | dict.fromkeys(range(len(self._sources))))
+        if place and place.source != self._order[0]:
+            others = (at for at in range(len(self._sources)) if at != place.source)
+            self._order = (place.source, *others)
 
     def _find(self) -> tuple[int, Interval] | None:
         """Find the longest end of the history in the documents."""
@@ -190,11 +191,11 @@ class LookupDrafter:
         last = self._place.position if self._place and self._place.source == source else 0
         chosen = follow(index, interval, width, last, has_branch=self._has_branches)
         self.match = Match(DOCUMENT, length, interval.size, chosen.num_agreeing)
-        self._proposed = (_Place(source, chosen.place, length),)
+        self._proposed = (_Place(source, chosen.place, length, interval.size == 1),)
         if chosen.branch is None:
             return Draft(index.tokens(chosen.place, width), DOCUMENT)
         depth, place, num_branch = chosen.branch
-        self._proposed += (_Place(source, place, length),)
+        self._proposed += (_Place(source, place, length, is_sure=False),)
         trunk = index.tokens(chosen.place, width - num_branch)
         return _forked(DOCUMENT, trunk, depth, index.tokens(place + depth, num_branch))
 
@@ -216,16 +217,17 @@ class LookupDrafter:
         return min(rows - 1, budget)
 
     def _spell(self, place: _Place) -> list[str | int]:
-        return [self._sources[place.source].key.hex(), place.position, place.run]
+        key = self._sources[place.source].key.hex()
+        return [key, place.position, place.run, int(place.is_sure)]
 
-    def _read(self, spelled: Iterable[tuple[str, int, int]]) -> tuple[_Place, ...]:
+    def _read(self, spelled: Iterable[tuple[str, int, int, int]]) -> tuple[_Place, ...]:
         numbers = {index.key.hex(): at for at, index in enumerate(self._sources)}
         places = []
-        for key, position, run in spelled:
+        for key, position, run, is_sure in spelled:
             if position < 0 or run < 0:
                 raise ValueError(f"token {position} after {run} is nowhere")
             if key in numbers:
-                places.append(_Place(numbers[key], int(position), int(run)))
+                places.append(_Place(numbers[key], int(position), int(run), bool(is_sure)))
         return tuple(places)
 
 
@@ -235,6 +237,8 @@ def _forked(source: str, trunk: Run, depth: int, branch: Run) -> Draft:
     return Draft(trunk + branch, source, parents)
 
 
-def _num_agreeing(ours: Sequence[int], theirs: Sequence[int]) -> int:
-    pairs = zip(ours, theirs, strict=False)
-    return next((at for at, (a, b) in enumerate(pairs) if a != b), min(len(ours), len(theirs)))
+def _num_agreeing(ours: Run, theirs: Run) -> int:
+    if ours == theirs:
+        return len(ours)
+    pairs = enumerate(zip(ours, theirs, strict=False))
+    return next((at for at, (a, b) in pairs if a != b), min(len(ours), len(theirs)))

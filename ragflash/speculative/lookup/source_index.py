@@ -21,7 +21,7 @@ GRAM = 3
 
 _GRAM_BYTES = GRAM * TOKEN_BYTES
 _UNSIGNED = 0xFFFFFFFF  # where what is negative comes after all that is not
-_FEW = 64  # up to which Python is as fast as an array operation
+_FEW = 32  # up to which Python is as fast as an array operation
 _PAST_ALL_TOKENS = b"\xff" * TOKEN_BYTES
 
 
