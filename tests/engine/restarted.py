@@ -49,24 +49,23 @@ class KillingDisk(Disk):
 
 @contextmanager
 def engine_on(
-    model: Path, sessions: Path | None, kill_at: int = 0
+    model: Path, sessions: Path | None, kill_at: int = 0, **options: Any
 ) -> Iterator[tuple[EngineClient, FolderArchive | None]]:
+    """Start an engine, over a folder if there is one, with small pages unless `options` differ."""
     folder = archive = None
     if sessions is not None:
         limits = SessionLimits(quota_bytes=1 << 30, min_free_bytes=0)
         folder = SessionFolder.open(sessions, limits, disk=KillingDisk(kill_at))
         archive = FolderArchive(folder)
-    engine = start_engine(
-        model,
-        device="cpu",
-        dtype="float32",
-        kv_format="tq3_0",
-        grid_tokens=256,
-        kv_bytes=16 << 20,
-        prefill_chunk_tokens=96,
-        threads=1,
-        archive=archive,
-    )
+    defaults: dict[str, Any] = {
+        "kv_format": "tq3_0",
+        "grid_tokens": 256,
+        "kv_bytes": 16 << 20,
+        "prefill_chunk_tokens": 96,
+        "threads": 1,
+    }
+    options = {**defaults, **options}
+    engine = start_engine(model, device="cpu", dtype="float32", archive=archive, **options)
     try:
         yield engine, archive
     finally:

@@ -258,7 +258,7 @@ def test_a_disk_that_refuses_to_write_loses_the_file_and_nothing_else(number, op
             cold = answer(engine, asked(300))
             archive.flush()
             assert archive.counts().saved == 0
-            assert sum(archive.counts().refused.values()) >= 1, "the rules, and perhaps what follows them"
+            assert sum(archive.counts().refused.values()) >= 1, "the rules, perhaps what follows"
             warm = answer(engine, asked(300))
             assert (warm.tier, warm.token_ids) == (CacheTier.DEVICE, cold.token_ids)
 

@@ -13,7 +13,7 @@ import pytest
 
 from tests.engine.restarted import LENGTHS, ask, engine_on, told
 from tests.models.families import FAMILIES
-from tests.models.toy_files import TOKENS, write_gguf
+from tests.models.toy_files import write_toy
 from tests.sessions.samples import files_of
 
 ROOT = Path(__file__).parents[2]
@@ -25,10 +25,7 @@ def toys(tmp_path_factory) -> Callable[[str], Path]:
 
     def toy(name: str) -> Path:
         if name not in made:
-            family = FAMILIES[name]
-            tensors = family.tensors(family.build(seed=1, vocab_size=len(TOKENS)))
-            made[name] = folder / f"{name}.gguf"
-            write_gguf(made[name], family.architecture, family.metadata, tensors, tokenizer=True)
+            made[name] = write_toy(folder / f"{name}.gguf", FAMILIES[name])
         return made[name]
 
     return toy

@@ -9,7 +9,7 @@ from gguf import GGMLQuantizationType, GGUFWriter, TokenType, quants
 from tokenizers.pre_tokenizers import ByteLevel
 
 if TYPE_CHECKING:  # transformers takes seconds to import
-    from tests.models.families import Tensors, Value
+    from tests.models.families import Family, Tensors, Value
 
 TURNS = ("<|endoftext|>", "<|im_start|>", "<|im_end|>")
 TOKENS = (*sorted(ByteLevel.alphabet()), "er", *TURNS)
@@ -49,6 +49,13 @@ def write_gguf(
     writer.write_tensors_to_file()
     writer.close()
     return path
+
+
+def write_toy(path: Path, family: "Family", seed: int = 1, **metadata: "Value") -> Path:
+    """Write a family's toy model with a tokenizer; `metadata` takes the place of the family's."""
+    tensors = family.tensors(family.build(seed, vocab_size=len(TOKENS)))
+    told = {**family.metadata, **metadata}
+    return write_gguf(path, family.architecture, told, tensors, tokenizer=True)
 
 
 def _add_tokenizer(writer: GGUFWriter) -> None:
