@@ -12,7 +12,11 @@ def measure(documents):
     told = []
     model = packaged_model_path()
     measurement = lookup.measure(
-        documents, sample_path("sqlite-wal.html"), model, SIZES, lambda *progress: told.append(progress)
+        documents,
+        sample_path("sqlite-wal.html"),
+        model,
+        SIZES,
+        lambda *progress: told.append(progress),
     )
     return measurement, told
 
