@@ -87,6 +87,11 @@ class Settings(BaseSettings):
         description="How keys and values are stored; auto takes what was measured to be good "
         "enough for the model file, q8_0 on a card for an unknown one.",
     )
+    draft: Literal["auto", "off"] = Field(
+        "auto",
+        description="Whether answers are drafted from documents and output where that is faster; "
+        "they are the same either way.",
+    )
     verify_rows: int = Field(
         21, ge=1, le=32, description="Most rows of a request in one step, its drafts included."
     )

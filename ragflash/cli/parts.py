@@ -78,6 +78,7 @@ def start_model(settings: Settings, archive: "SegmentArchive | None" = None) -> 
         context_tokens=settings.context_tokens,
         kv_format=settings.kv_format,
         verify_rows=settings.verify_rows,
+        drafts=settings.draft == "auto",
         kv_bytes=settings.kv_bytes,
         max_slots=settings.max_slots,
         queue_size=settings.queue_size,

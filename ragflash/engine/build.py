@@ -11,6 +11,7 @@ from ragflash.engine.card import CardOptions, card_format, place_on_card
 from ragflash.engine.client import EngineClient
 from ragflash.engine.core import EngineCore, Vocabulary
 from ragflash.engine.device import DeviceChoice, choose_device
+from ragflash.engine.drafting import Drafting
 from ragflash.engine.file_tier import FileTier
 from ragflash.engine.host import HostOptions, KVFormatChoice, place_on_host
 from ragflash.engine.identity import ModelText, identify
@@ -19,6 +20,7 @@ from ragflash.engine.placed import Placed
 from ragflash.engine.request import EngineInfo
 from ragflash.engine.runner import Runner
 from ragflash.engine.scheduler import Scheduler
+from ragflash.engine.step_costs import measure_step_costs
 from ragflash.engine.worker import Worker
 from ragflash.errors import SettingInvalid
 from ragflash.gguf.chat_template import ChatTemplate
@@ -51,7 +53,8 @@ def start_engine(
     prefill_chunk_tokens: int = 512,
     threads: int | None = None,
     cache_dir: Path | None = None,
-    drafter_factory: Callable[[Job], Drafter] | None = None,
+    drafts: bool = False,
+    drafter_factory: Callable[[Job], Drafter | None] | None = None,
     exact: bool = False,
     archive: SegmentArchive | None = None,
 ) -> EngineClient:
@@ -63,8 +66,9 @@ def start_engine(
     exact on a CPU. `prefill_chunk_tokens`, on a CPU, are the most of a prompt in one step. Beyond
     `max_slots` running requests `queue_size` may wait. `pre_tokenizer` takes the place of the
     file's. `cache_dir` remembers the file's hash and measured formats. `threads` is torch's choice
-    where it is `None`; without a `drafter_factory` decoding is plain. What is stored of prompts
-    goes to `archive` too, and comes back from it; close it after the engine.
+    where it is `None`. With `drafts` answers are drafted where that pays; a `drafter_factory` takes
+    the place of that, and without either decoding is plain. What is stored of prompts goes to
+    `archive` too, and comes back from it; close it after the engine.
 
     Raises:
         ModelError: The file cannot be used.
@@ -73,35 +77,33 @@ def start_engine(
     """
     _check(threads=threads, max_slots=max_slots, prefill_chunk_tokens=prefill_chunk_tokens)
     _check(context_tokens=context_tokens, verify_rows=verify_rows)
-    where = choose_device(device)
-    model_hash = content_hash(model_path, cache_dir)
+    where, model_hash = choose_device(device), content_hash(model_path, cache_dir)
+    host = HostOptions(dtype, weights, kv_format, grid_tokens, context_tokens, kv_bytes, max_slots)
+    place = partial(place_on_host, options=host)
     if is_card := where.type == "cuda":
         kv = card_format(kv_format, model_hash, cache_dir)
         card = CardOptions(vram_bytes, context_tokens, kv, max_slots, verify_rows, exact)
         place = partial(place_on_card, device=where, options=card)
-    else:
-        host = HostOptions(
-            dtype, weights, kv_format, grid_tokens, context_tokens, kv_bytes, max_slots
-        )
-        place = partial(place_on_host, options=host)
     loaded = _load(model_path, pre_tokenizer, place)
     info = _info(loaded, model_hash)
     chunk_tokens = PREFILL_ROWS if is_card else prefill_chunk_tokens
     threads = threads or torch.get_num_threads()
-    turns = _Turns(max_slots, chunk_tokens, drafter_factory, verify_rows - 1)
+    drafting = Drafting(has_trees=not is_card) if drafts and drafter_factory is None else None
+    turns = _Turns(max_slots, chunk_tokens, drafting or drafter_factory, verify_rows - 1)
     arithmetic = (f"exact {exact}",) if is_card else (_cpu(), f"{threads} threads")
     core = _core(loaded, info, turns, arithmetic, archive)
-    worker = _start_worker(core, loaded.placed, max_slots + queue_size, threads)
-    return EngineClient(worker, tokenizer=loaded.tokenizer, template=loaded.template, info=info)
+    prepare = partial(_prepare, loaded.placed, drafting, verify_rows, threads)
+    worker = Worker(core, max_in_flight=max_slots + queue_size, prepare=prepare)
+    return EngineClient(worker, loaded.tokenizer, loaded.template, info, drafting)
 
 
-def _start_worker(core: EngineCore, placed: Placed, max_in_flight: int, threads: int) -> Worker:
-    def prepare() -> None:
-        # OpenMP keeps the number of threads per calling thread, so the worker must set its own.
-        torch.set_num_threads(threads)
-        placed.warm_up()
-
-    return Worker(core, max_in_flight=max_in_flight, prepare=prepare)
+def _prepare(placed: Placed, drafting: Drafting | None, most_rows: int, threads: int) -> None:
+    """Do what the worker's own thread does before it serves."""
+    # OpenMP keeps the number of threads per calling thread, so the worker must set its own.
+    torch.set_num_threads(threads)
+    placed.warm_up()
+    if drafting is not None:
+        drafting.costs = measure_step_costs(placed, most_rows=most_rows)
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,7 +139,7 @@ class _Turns:
 
     max_slots: int
     chunk_tokens: int
-    drafter_factory: Callable[[Job], Drafter] | None
+    drafter_factory: Callable[[Job], Drafter | None] | None
     draft_tokens: int
 
 

@@ -6,7 +6,12 @@ from pathlib import Path
 
 import torch
 
-from ragflash.engine.device import explained_memory, limit_allocator, usable_bytes
+from ragflash.engine.device import (
+    explained_memory,
+    limit_allocator,
+    reserve_passing_memory,
+    usable_bytes,
+)
 from ragflash.engine.host import KVFormatChoice
 from ragflash.engine.placed import Placed
 from ragflash.errors import SettingInvalid
@@ -100,6 +105,7 @@ def place_on_card(file: GGUFFile, device: torch.device, options: CardOptions) ->
         )
         torch.cuda.empty_cache()  # what compiling took
         model.warm_up()
+        reserve_passing_memory()
         torch.cuda.synchronize(device)
     _log.info("the model is on the card", extra=_measured(plan, device))
     name = torch.cuda.get_device_name(device)

@@ -6,12 +6,14 @@ and compute the one token that is left.
 
 import asyncio
 import hashlib
+from collections import Counter
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
 from dataclasses import replace
 from typing import Protocol
 
 from ragflash.engine.request import (
+    DraftCount,
     Event,
     Finished,
     GenerateRequest,
@@ -88,7 +90,25 @@ def total_timings(finished: Sequence[Finished]) -> Timings:
         draft_n=sum(each.draft_n for each in all_timings),
         draft_n_accepted=sum(each.draft_n_accepted for each in all_timings),
         forward_rows=sum(each.forward_rows for each in all_timings),
+        drafts=_total_drafts(all_timings),
+        idle_steps=_total_idle(all_timings),
     )
+
+
+def _total_drafts(all_timings: Sequence[Timings]) -> tuple[DraftCount, ...]:
+    drafted, accepted = Counter[str](), Counter[str]()
+    for each in all_timings:
+        for count in each.drafts:
+            drafted[count.source] += count.drafted
+            accepted[count.source] += count.accepted
+    return tuple(DraftCount(source, n, accepted[source]) for source, n in drafted.items())
+
+
+def _total_idle(all_timings: Sequence[Timings]) -> tuple[tuple[str, int], ...]:
+    idle = Counter[str]()
+    for each in all_timings:
+        idle.update(dict(each.idle_steps))
+    return tuple(idle.items())
 
 
 def derived_seed(seed: int, number: int) -> int:

@@ -12,6 +12,7 @@ from contextlib import aclosing, contextmanager, suppress
 from typing import TYPE_CHECKING
 
 from ragflash.engine.constrain import ConstraintCompiler
+from ragflash.engine.drafting import Drafting, refuse_drafts
 from ragflash.engine.job import Job
 from ragflash.engine.prompt import CompiledPrompt, begins_alike, compile_prompt, compile_text
 from ragflash.engine.request import (
@@ -29,6 +30,7 @@ from ragflash.engine.request import (
 from ragflash.engine.stats import EngineStats
 from ragflash.engine.tokens import Template, Tokenizer
 from ragflash.errors import ContextTooLong, EngineDead, InputError
+from ragflash.speculative.lookup import SourceIndex
 
 if TYPE_CHECKING:
     from ragflash.engine.worker import Worker  # imports torch
@@ -44,12 +46,19 @@ class EngineClient:
         tokenizer: The model's.
         template: The model's.
         info: Said with every reply; its `context_tokens` is what prompts are held to.
+        drafting: `None` where the engine does not draft.
     """
 
     def __init__(
-        self, worker: "Worker", *, tokenizer: Tokenizer, template: Template, info: EngineInfo
+        self,
+        worker: "Worker",
+        tokenizer: Tokenizer,
+        template: Template,
+        info: EngineInfo,
+        drafting: Drafting | None = None,
     ) -> None:
         self._worker = worker
+        self._drafting = drafting
         self._tokenizer = tokenizer
         self._template = template
         self._info = info
@@ -193,7 +202,14 @@ class EngineClient:
                 cursor = self._constraints.compile(request.constraint, prompt)
         else:
             targets = self._targets(prompt, request)
-        return Job(request, prompt, max_tokens, cursor, targets, emit, submitted_at)
+        sources = self._sources(prompt, request)
+        return Job(request, prompt, max_tokens, cursor, targets, emit, submitted_at, sources)
+
+    def _sources(self, prompt: CompiledPrompt, request: Request) -> tuple[SourceIndex, ...]:
+        if self._drafting is not None:
+            return self._drafting.prepare(prompt, request)
+        refuse_drafts(request)
+        return ()
 
     def _clamped(self, prompt: CompiledPrompt, max_tokens: int) -> int:
         if max_tokens < 0:

@@ -76,7 +76,7 @@ class EngineCore:
         store: SegmentStore,
         identity: str,
         vocabulary: Vocabulary,
-        drafter_factory: Callable[[Job], Drafter] | None = None,
+        drafter_factory: Callable[[Job], Drafter | None] | None = None,
         draft_tokens: int = 15,
         files: FileTier | None = None,
     ) -> None:
@@ -138,7 +138,7 @@ class EngineCore:
                 token_bytes=self._vocabulary.token_bytes,
                 num_top=request.top_logprobs if request.logprobs else None,
             )
-            if self._drafter_factory is not None and request.draft is DraftMode.AUTO:
+            if self._drafter_factory is not None and request.draft is not DraftMode.OFF:
                 drafter = self._drafter_factory(job)
         self._scheduler.add(Sequence(job, output, drafter))
 
@@ -254,8 +254,7 @@ class EngineCore:
         accepted = verify(rows.draft or _NO_DRAFT, chooser.choose, chooser.emit)
         if rows.draft is not None and sequence.drafter is not None:
             sequence.drafter.observe(rows.draft, accepted)
-            sequence.counters.drafted += len(rows.draft)
-            sequence.counters.accepted += len(accepted)
+            sequence.drafts.count(rows.draft, accepted)
         sequence.force()
         return [*range(rows.num_pending), *(rows.num_pending + index for index in accepted)]
 

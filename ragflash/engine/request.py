@@ -110,11 +110,21 @@ class SamplingParams:
                 raise InputError(f"{name} = {getattr(self, name)} is out of range")
 
 
+MAX_DRAFT = 31
+"""Most tokens that a request may want drafted in a step."""
+
+
 class DraftMode(StrEnum):
-    """Which drafter may propose tokens."""
+    """Who may propose tokens.
+
+    `auto` is whoever is worth it; `lookup` and `tree` are chains and trees that are looked up, in
+    every step that finds some.
+    """
 
     AUTO = "auto"
     OFF = "off"
+    LOOKUP = "lookup"
+    TREE = "tree"
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,6 +139,8 @@ class GenerateRequest:
         max_tokens: At most that many output tokens; clamped to what the context leaves.
         stop: The text ends before the first occurrence of any of these.
         constraint: `None` is free text.
+        draft: Who may propose tokens; whoever does, the output is the same.
+        draft_tokens: At most that many in a step; `None` leaves it to the drafter.
         cache: Whether segments of this prompt are kept for later requests.
         keep_prompt: Whether requests of the same prompt follow: all of it but its last token is
             kept for them.
@@ -149,6 +161,7 @@ class GenerateRequest:
     sampling: SamplingParams = field(default_factory=SamplingParams)
     constraint: Constraint | None = None
     draft: DraftMode = DraftMode.AUTO
+    draft_tokens: int | None = None
     cache: bool = True
     keep_prompt: bool = False
     logprobs: bool = False
@@ -158,11 +171,13 @@ class GenerateRequest:
     background: bool = False
 
     def __post_init__(self) -> None:
-        """Raise `InputError` for a number of log-probabilities outside its range."""
+        """Raise `InputError` for a number outside its range."""
         if not 0 <= self.top_logprobs <= MAX_TOP:
             raise InputError(f"top_logprobs = {self.top_logprobs} is not between 0 and {MAX_TOP}")
         if self.top_logprobs and not self.logprobs:
             raise InputError("top_logprobs are given with logprobs alone: ask for both")
+        if self.draft_tokens is not None and not 1 <= self.draft_tokens <= MAX_DRAFT:
+            raise InputError(f"draft_tokens = {self.draft_tokens} is not between 1 and {MAX_DRAFT}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -207,6 +222,15 @@ class Usage:
 
 
 @dataclass(frozen=True, slots=True)
+class DraftCount:
+    """Tokens that a source drafted, and those of them that were accepted."""
+
+    source: str
+    drafted: int
+    accepted: int
+
+
+@dataclass(frozen=True, slots=True)
 class Timings:
     """Where the time of one request went.
 
@@ -220,6 +244,8 @@ class Timings:
         ttft_ms: From submission to the first sampled token.
         draft_n: Drafted tokens.
         draft_n_accepted: Drafted tokens that were accepted.
+        drafts: The same by source.
+        idle_steps: Steps without a draft, by the reason, when drafts were allowed.
         forward_rows: Rows that went through the model for this request.
         restore_ms: Of `prompt_ms`: reading stored segments from files.
         restore_gb_s: 10⁹ bytes a second of that.
@@ -235,6 +261,8 @@ class Timings:
     draft_n: int
     draft_n_accepted: int
     forward_rows: int
+    drafts: tuple[DraftCount, ...] = ()
+    idle_steps: tuple[tuple[str, int], ...] = ()
     restore_ms: float = 0.0
     restore_gb_s: float = 0.0
 

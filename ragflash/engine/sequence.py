@@ -10,7 +10,9 @@ forces, or the one token sampled last.
 import secrets
 import time
 from bisect import bisect_right
-from dataclasses import dataclass
+from collections import Counter
+from collections.abc import Iterable
+from dataclasses import dataclass, field
 from enum import StrEnum
 from functools import cached_property
 from itertools import takewhile
@@ -23,6 +25,7 @@ from ragflash.engine.job import Job
 from ragflash.engine.logprobs import TokenLogprob
 from ragflash.engine.output import Output
 from ragflash.engine.request import (
+    DraftCount,
     Event,
     Failed,
     Finished,
@@ -37,7 +40,7 @@ from ragflash.engine.request import (
 from ragflash.errors import RagflashError
 from ragflash.kvcache.segments import OpenSegment
 from ragflash.kvcache.table import KVTable
-from ragflash.speculative.drafter import Drafter
+from ragflash.speculative.drafter import Draft, Drafter
 
 ARCHIVED_KINDS = frozenset({SegmentKind.RULES, SegmentKind.DOCUMENT, SegmentKind.CONVERSATION})
 STORED_KINDS = ARCHIVED_KINDS | {SegmentKind.PASSAGES}
@@ -65,8 +68,29 @@ class Counters:
     restored_bytes: int = 0
     restore_s: float = 0.0
     forward_rows: int = 0
-    drafted: int = 0
-    accepted: int = 0
+
+
+@dataclass(slots=True)
+class DraftCounts:
+    """Tokens drafted and accepted by source, and steps without a draft by the reason."""
+
+    drafted: Counter[str] = field(default_factory=Counter)
+    accepted: Counter[str] = field(default_factory=Counter)
+    idle: Counter[str] = field(default_factory=Counter)
+
+    def count(self, draft: Draft, accepted: Iterable[int]) -> None:
+        """Take what was verified into account, and which tokens of it held."""
+        self.drafted.update(draft.source_of(index) for index in range(len(draft)))
+        self.accepted.update(draft.source_of(index) for index in accepted)
+        if draft.reason is not None:
+            self.idle[draft.reason] += 1
+
+    def by_source(self) -> tuple[DraftCount, ...]:
+        """Return the counts of each source."""
+        return tuple(
+            DraftCount(source, drafted, self.accepted[source])
+            for source, drafted in self.drafted.items()
+        )
 
 
 @dataclass(slots=True)
@@ -110,6 +134,7 @@ class Sequence:
         self.miss_reason: CacheMiss | None = None
         self.miss_field: str | None = None
         self.counters = Counters()
+        self.drafts = DraftCounts()
 
     @property
     def id(self) -> str:
@@ -301,8 +326,10 @@ class Sequence:
             predicted_n=self._num_output(),
             predicted_ms=1000 * (last - first) if first is not None else 0.0,
             ttft_ms=1000 * (first - submitted) if first is not None else 0.0,
-            draft_n=counters.drafted,
-            draft_n_accepted=counters.accepted,
+            draft_n=sum(self.drafts.drafted.values()),
+            draft_n_accepted=sum(self.drafts.accepted.values()),
+            drafts=self.drafts.by_source(),
+            idle_steps=tuple(self.drafts.idle.items()),
             forward_rows=counters.forward_rows,
             restore_ms=1000 * counters.restore_s,
             restore_gb_s=counters.restored_bytes / counters.restore_s / 1e9

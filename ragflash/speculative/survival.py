@@ -1,6 +1,7 @@
 """How far drafts hold, by where they come from."""
 
 from bisect import bisect_right
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 MOST_TOKENS = 64
@@ -30,7 +31,7 @@ class Survival:
     the rate of the one before, and the first one `prior(kind)`.
     """
 
-    def __init__(self, priors: dict[str, tuple[float, ...]]) -> None:
+    def __init__(self, priors: Mapping[str, tuple[float, ...]]) -> None:
         """Take priors by source, one a bucket; a source without them has 0.5."""
         self._priors = priors
         self._counts: dict[DraftKind, list[list[float]]] = {}

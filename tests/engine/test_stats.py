@@ -74,6 +74,8 @@ def test_what_the_engine_logs_names_the_http_request(caplog):
     with toy_engine(model, TOKENIZER, num_pages=2) as engine, caplog.at_level(logging.INFO):
         engine.complete(ask("?", document("d" * 300, "d"), max_tokens=4, name="chat-1"))
     log.request_id.reset(token)
-    (line,) = caplog.records
-    assert line.getMessage() == "segment not stored: no page is free"
-    assert (line.request_id, line.generation) == ("trace-7", "chat-1")
+    lines = [(line.getMessage(), line.request_id, line.generation) for line in caplog.records]
+    assert lines == [
+        ("prompt admitted", "trace-7", "chat-1"),
+        ("segment not stored: no page is free", "trace-7", "chat-1"),
+    ]
