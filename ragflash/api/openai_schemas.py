@@ -12,6 +12,7 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field
 
 from ragflash.api.schemas import EngineTimingsOut, Text, encodable
 from ragflash.engine.choices import MAX_CHOICES
+from ragflash.engine.constraint import Constraint, Grammar, GrammarDialect
 from ragflash.engine.logprobs import MAX_TOP, Candidate, TokenLogprob
 from ragflash.engine.request import (
     ChatMessage,
@@ -73,10 +74,37 @@ class StreamOptions(_Lenient):
     include_usage: bool = False
 
 
-class ResponseFormat(_Lenient):
-    """The wanted form of the output."""
+class JsonSchemaFormat(_Lenient):
+    """A JSON schema that the output keeps to; `strict` changes nothing, since it always does."""
 
-    type: Text = "text"
+    name: Text | None = None
+    wanted: dict[str, Any] = Field(alias="schema")
+    strict: bool | None = None
+
+
+class ResponseFormat(_Lenient):
+    """The wanted form of the output, kept to whatever the prompt says.
+
+    A reply whose `finish_reason` is `length` was cut off before it was complete.
+    """
+
+    type: Literal["text", "json_object", "json_schema"] = "text"
+    json_schema: JsonSchemaFormat | None = None
+
+    def constraint(self) -> Constraint | None:
+        """Give what the engine holds the output to.
+
+        Raises:
+            InputError: The schema is missing.
+        """
+        if self.type == "text":
+            return None
+        wanted: dict[str, Any] = {"type": "object"}
+        if self.type == "json_schema":
+            if self.json_schema is None:
+                raise InputError("response_format of type 'json_schema' needs a json_schema")
+            wanted = self.json_schema.wanted
+        return Grammar(GrammarDialect.JSON_SCHEMA, json.dumps(wanted))
 
 
 def _spelled(tools: list[Any] | None) -> list[Any] | None:
@@ -153,6 +181,7 @@ class ChatBody(_Lenient):
             max_tokens=self.max_completion_tokens or self.max_tokens or DEFAULT_MAX_TOKENS,
             stop=_stop(self.stop),
             sampling=SamplingParams(**chosen, logit_bias=bias),
+            constraint=self.response_format.constraint() if self.response_format else None,
             logprobs=bool(self.logprobs),
             top_logprobs=self.top_logprobs or 0,
             variables=tuple((self.chat_template_kwargs or {}).items()),
@@ -167,10 +196,6 @@ class ChatBody(_Lenient):
             raise ConstraintUnsupported(
                 "this tool_choice is not supported: calls are not read from the output; "
                 "send 'auto' or 'none'"
-            )
-        if self.response_format is not None and self.response_format.type != "text":
-            raise ConstraintUnsupported(
-                f"response_format {self.response_format.type!r} is not supported; only 'text' is"
             )
 
 

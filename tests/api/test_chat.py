@@ -2,6 +2,7 @@ import json
 
 import pytest
 
+from ragflash.engine.constraint import Grammar
 from ragflash.engine.request import (
     Delta,
     Failed,
@@ -9,7 +10,7 @@ from ragflash.engine.request import (
     SamplingParams,
     SegmentKind,
 )
-from ragflash.errors import ContextTooLong, EngineDead, EngineOverloaded
+from ragflash.errors import ContextTooLong, EngineDead, EngineOverloaded, InputError
 from tests.api.fakes import World, events_of, finished, spoken
 
 HELLO = [{"role": "user", "content": "Hello"}]
@@ -204,7 +205,11 @@ REFUSED = {
     "no messages": {"messages": []},
     "no user": {"messages": [{"role": "system", "content": "x"}]},
     "unknown role": {"messages": [{"role": "wizard", "content": "x"}]},
-    "JSON output": {"response_format": {"type": "json_object"}},
+    "unknown form": {"response_format": {"type": "yaml"}},
+    "form without its schema": {"response_format": {"type": "json_schema"}},
+    "schema that is none": {
+        "response_format": {"type": "json_schema", "json_schema": {"name": "x", "schema": "y"}}
+    },
     "alternatives without log-probabilities": {"top_logprobs": 3},
     "too many alternatives": {"logprobs": True, "top_logprobs": 21},
     "bias out of range": {"logit_bias": {"5": 101}},
@@ -226,6 +231,41 @@ def test_what_cannot_be_honoured_is_refused_by_name(world: World, body, stream: 
     assert reply.json()["error"]["type"] == "invalid_request_error"
     assert reply.json()["error"]["message"]
     assert world.engine.started == 0
+
+
+SCHEMA = {"type": "object", "properties": {"covered": {"enum": ["yes", "no"]}}}
+FORMS = {
+    "any": (None, None),
+    "text": ({"type": "text"}, None),
+    "object": ({"type": "json_object"}, {"type": "object"}),
+    "schema": (
+        {"type": "json_schema", "json_schema": {"name": "x", "strict": True, "schema": SCHEMA}},
+        SCHEMA,
+    ),
+}
+
+
+@pytest.mark.parametrize(("form", "schema"), FORMS.values(), ids=FORMS)
+def test_the_wanted_form_becomes_a_grammar(world: World, form, schema) -> None:
+    assert chat(world, response_format=form).status_code == 200
+    (request,) = world.engine.requests
+    if schema is None:
+        assert request.constraint is None
+    else:
+        assert isinstance(request.constraint, Grammar)
+        assert request.constraint.dialect == "json_schema"
+        assert json.loads(request.constraint.text) == schema
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_schema_that_cannot_be_honoured_is_refused_with_the_reason(
+    world: World, stream: bool
+) -> None:
+    world.engine.script = [InputError("the JSON schema cannot be honoured: Invalid type: objekt")]
+    form = {"type": "json_schema", "json_schema": {"name": "x", "schema": {"type": "objekt"}}}
+    reply = chat(world, stream=stream, response_format=form)
+    assert reply.status_code == 400
+    assert "objekt" in reply.json()["error"]["message"]
 
 
 def test_models_are_listed_and_found(world: World) -> None:

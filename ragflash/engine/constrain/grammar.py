@@ -48,7 +48,7 @@ class Grammars:
         try:
             text = library.LLMatcher.grammar_from_json_schema(grammar.text, overrides=_JSON_FORM)
         except ValueError as error:
-            raise InputError(f"the JSON schema is not an object: {error}") from error
+            raise InputError(f"the JSON schema cannot be read: {error}") from error
         matcher = library.LLMatcher(vocabulary, text, log_level=0)
         if matcher.is_error():
             raise InputError(f"the JSON schema cannot be honoured: {matcher.get_error()}")
