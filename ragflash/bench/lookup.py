@@ -129,7 +129,8 @@ def _draft(index: SourceIndex, source: Run, text: Run) -> _Drafted:
     while written < len(text):
         started = time.thread_time()
         draft = drafter.propose(history, _BUDGET)
-        readings.append((_class_of(drafter.match), 1e6 * (time.thread_time() - started)))
+        us = round(1e6 * (time.thread_time() - started), 1)
+        readings.append((_class_of(drafter.match), us))
         num_new = min(_num_foreseen(draft, text[written:]) + 1, len(text) - written)
         history += text[written : written + num_new]
         written += num_new
