@@ -25,6 +25,7 @@ from ragflash.kvcache.planner import (
     PREFILL_ROWS,
     MemoryPlan,
     PlanOptions,
+    captured_chunks,
     plan_to_fit,
 )
 from ragflash.models.device.graphs import ROW_COUNTS
@@ -101,6 +102,7 @@ def place_on_card(file: GGUFFile, device: torch.device, options: CardOptions) ->
             exact_pages=context_pages if grid is None else grid.most_exact_pages,
             packed_pages=0 if grid is None else context_pages,
             chunk_tokens=PREFILL_ROWS,
+            chunk_counts=captured_chunks(plan.shape),
             row_counts=ROW_COUNTS[-1:] if options.exact else ROW_COUNTS,
         )
         torch.cuda.empty_cache()  # what compiling took

@@ -19,6 +19,9 @@ PREFILL_ROWS = 2048
 HISTORY_TOKENS = 16_384  # of a layer that prefill unpacks at a time
 CONTEXT_BYTES = 757 << 20  # a CUDA context with its modules
 GRAPHS_BYTES = 300 << 20
+CHUNK_ROWS = (64, 128, 256, 512, 1024, PREFILL_ROWS)  # that chunks of a prompt are padded to
+# Rows times values of the largest matrices; with more, a card works for longer than launches take.
+MOST_CAPTURED_WORK = 20_000_000_000
 SPARE_BYTES = 1 << 30  # left free for the driver and the desktop
 
 _GIB = 1 << 30
@@ -158,6 +161,14 @@ def exact_pages(options: PlanOptions) -> int:
     return (options.slots + options.documents) * min(all_pages, NEWEST_PAGES)
 
 
+def captured_chunks(shape: ModelShape) -> tuple[int, ...]:
+    """Return the sizes of chunks that are captured: those that are bound by their launches."""
+    if shape.state_bytes:
+        return ()
+    most = MOST_CAPTURED_WORK // shape.largest_group_values
+    return tuple(rows for rows in CHUNK_ROWS if rows <= most)
+
+
 def plan_memory(shape: ModelShape, options: PlanOptions) -> MemoryPlan:
     """Add up what the options take."""
     parts = [
@@ -269,11 +280,13 @@ def _work_parts(shape: ModelShape) -> list[PlanPart]:
     rows = PREFILL_ROWS + PAGE_TOKENS
     # Residual and normed rows; products in bfloat16 and what is made of them; queries and sums.
     row_bytes = 8 * shape.hidden_size + 3 * shape.widest_group + 8 * shape.query_values
+    captured = sum(captured_chunks(shape))
     layer_values = max(map(_kv_values, shape.kv_layers), default=0)
     logits = 2 * FEW_ROWS * shape.vocab_size * 4
     return [
         PlanPart("a group of matrices, unpacked", 2 * shape.largest_group_values, is_estimate=True),
         PlanPart("rows of a prompt", rows * row_bytes, is_estimate=True),
+        PlanPart("rows of captured chunks", captured * row_bytes, is_estimate=True),
         PlanPart("keys and values, unpacked", 2 * HISTORY_TOKENS * layer_values, is_estimate=True),
         PlanPart("logits", logits, is_estimate=True),
     ]

@@ -6,6 +6,8 @@ See `compiling`.
 from collections.abc import Callable
 
 from ragflash_kernels.attention_inputs import kernel as inputs_kernel
+from ragflash_kernels.chunk_attention import kernel as chunk_kernel
+from ragflash_kernels.chunk_attention.launch import tile_for
 from ragflash_kernels.kv_codec.formats import KvFormat, page_layout, value_tiles
 from ragflash_kernels.paged_attention import gluon_kernel as tq3_kernel
 from ragflash_kernels.paged_attention import kernel as attention_kernel
@@ -122,6 +124,22 @@ def attend_many(sm: int, head_dim: str, mask: str):
     )  # fmt: skip
 
 
+def chunk_attention(sm: int, head_dim: str, mask: str, query_rows: str):
+    """Attention of a chunk over its pages of 256 tokens; mask: causal or window."""
+    dim = int(head_dim)
+    tile = tile_for(int(query_rows), dim, large=sm == 90)
+    constants = {
+        "DIM": dim, "PAGE": 256, "M": tile.rows, "N": tile.tokens, "WINDOWED": mask == "window",
+    }  # fmt: skip
+    pointers = dict.fromkeys(("q", "keys", "values"), "*fp16") | {
+        "pages": "*i32", "counts": "*i32", "out": "*bf16", "scale": "fp32", "page_stride": "i32*16",
+    }  # fmt: skip
+    return compile_kernel(
+        chunk_kernel.chunk_attention_kernel, pointers, constants, sm=sm, warps=tile.warps,
+        stages=tile.stages,
+    )  # fmt: skip
+
+
 def unpack_pages(sm: int, kv_format: str, head_dim: str, which: str):
     """The unpacking of listed pages of 256 tokens, of keys or values."""
     fmt, dim = KvFormat(kv_format), int(head_dim)
@@ -144,7 +162,7 @@ ATTENTION_KERNELS: dict[str, Callable] = {
     function.__name__: function
     for function in (
         attend, attend_tq3, quantize_queries, merge_parts, attention_inputs, attend_many,
-        unpack_pages,
+        chunk_attention, unpack_pages,
     )
 }  # fmt: skip
 

@@ -124,6 +124,12 @@ def test_attention_of_many_rows_fits_every_card(sm):
     masks = ("none", "causal", "window")
     kernels = [f"attend_many:{dim}:{mask}:{sm}" for dim in (64, 128, 256) for mask in masks]
     kernels += [
+        f"chunk_attention:{dim}:{mask}:{query_rows}:{sm}"
+        for dim in (64, 128, 256)
+        for mask in masks[1:]
+        for query_rows in (4096, 65536)
+    ]
+    kernels += [
         f"unpack_pages:{kv_format}:{dim}:{which}:{sm}"
         for kv_format in KvFormat
         for dim in (64, 256)

@@ -13,6 +13,7 @@ from ragflash.kvcache.planner import (
     ModelShape,
     PlanOptions,
     alternatives,
+    captured_chunks,
     kv_bytes,
     most_context_tokens,
     plan_memory,
@@ -114,6 +115,21 @@ def test_a_full_context_fits_a_card_of_24_gb_with_packed_keys_only(shape):
     plain = plan_memory(shape, replace(options, kv_format="f16"))
     assert not plain.fits
     assert plain.left_bytes < -GIB
+
+
+def test_chunks_are_captured_while_launches_are_what_takes_time(shape):
+    small = replace(shape, state_bytes=0, largest_group_values=2 * 576 * 1536)
+    assert captured_chunks(small) == (64, 128, 256, 512, 1024, 2048)
+    assert captured_chunks(replace(small, largest_group_values=2 * 4096 * 14_336)) == (64, 128)
+    assert captured_chunks(shape) == (), "of recurrent layers none"
+    options = PlanOptions(24 * GIB, 4096)
+    taken, without = (
+        {part.name: part.num_bytes for part in plan_memory(sizes, options).parts}
+        for sizes in (small, shape)
+    )
+    row_bytes = taken["rows of a prompt"] // (2048 + 256)
+    assert taken["rows of captured chunks"] == 4032 * row_bytes
+    assert "rows of captured chunks" not in without
 
 
 def test_pages_are_those_of_the_plan(shape):

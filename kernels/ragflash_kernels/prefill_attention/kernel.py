@@ -22,21 +22,28 @@ def pad_kernel(q, out, front, num_rows, row_stride, WIDTH: tl.constexpr, BLOCK: 
 
 
 @triton.jit
-def _add_tokens(acc, top, total, q, keys, values, begin, stop, own, window, tokens, scale,
-                DIM: tl.constexpr, N: tl.constexpr, MASKED: tl.constexpr):  # fmt: skip
+def add_tokens(acc, top, total, q, keys, values, pages, page_stride, begin, stop, own, window,
+               tokens, scale, PAGE: tl.constexpr, DIM: tl.constexpr, N: tl.constexpr,
+               MASKED: tl.constexpr):  # fmt: skip
     """Add tokens `begin … stop`, N at a time, to sums, maxima and sums of weights of M rows.
 
-    MASKED: a row sees the tokens up to its own, the newest `window` of them; else all.
+    Tokens lie side by side, or with PAGE in `pages` of so many, a multiple of N. MASKED: a row sees
+    the tokens up to its own, the newest `window` of them; else all.
     """
     n = tl.arange(0, N)
     d = tl.arange(0, DIM)[None, :]
     for at in range(begin, stop, N):
         token = at + n
+        if PAGE > 0:
+            start = tl.load(pages + at // PAGE).to(tl.int64) * page_stride
+            place = start + (at % PAGE + n)[:, None] * DIM + d
+        else:
+            place = token[:, None] * DIM + d
         if MASKED:
             inside = (token < tokens)[:, None]
-            k = tl.load(keys + token[:, None] * DIM + d, mask=inside, other=0.0)
+            k = tl.load(keys + place, mask=inside, other=0.0)
         else:
-            k = tl.load(keys + token[:, None] * DIM + d)
+            k = tl.load(keys + place)
         s = tl.dot(q, tl.trans(k)) * scale
         if MASKED:
             seen = (token[None, :] <= own[:, None]) & (token[None, :] > own[:, None] - window)
@@ -48,9 +55,9 @@ def _add_tokens(acc, top, total, q, keys, values, begin, stop, own, window, toke
         total = total * fade + tl.sum(p, 1)
         top = raised
         if MASKED:
-            v = tl.load(values + token[:, None] * DIM + d, mask=inside, other=0.0)
+            v = tl.load(values + place, mask=inside, other=0.0)
         else:
-            v = tl.load(values + token[:, None] * DIM + d)
+            v = tl.load(values + place)
         acc = tl.dot(p.to(tl.float16), v, acc * fade[:, None])
     return acc, top, total
 
@@ -93,14 +100,14 @@ def attend_kernel(
     elif CAUSAL:
         whole = (newest + 1) // N * N
     if not WINDOWED:
-        acc, top, total = _add_tokens(
-            acc, top, total, queries, keys, values, begin, whole, first + row, window, tokens,
-            scale, DIM, N, False,
+        acc, top, total = add_tokens(
+            acc, top, total, queries, keys, values, keys, 0, begin, whole, first + row, window,
+            tokens, scale, 0, DIM, N, False,
         )  # fmt: skip
     if CAUSAL:
-        acc, top, total = _add_tokens(
-            acc, top, total, queries, keys, values, whole, tl.minimum(newest + M, tokens),
-            first + row, window, tokens, scale, DIM, N, True,
+        acc, top, total = add_tokens(
+            acc, top, total, queries, keys, values, keys, 0, whole,
+            tl.minimum(newest + M, tokens), first + row, window, tokens, scale, 0, DIM, N, True,
         )  # fmt: skip
     total = tl.where(here, total, 1.0)
     tl.store(out + at, (acc / total[:, None]).to(tl.float16), mask=here[:, None])

@@ -1,6 +1,6 @@
 """A model on a card."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -10,14 +10,20 @@ from ragflash.kvcache.allocator import PAGE_TOKENS, pages_for
 from ragflash.kvcache.pages import KVLayout, KVPages
 from ragflash.models.contract import ForwardBatch, GreedyModel, SequenceRows
 from ragflash.models.decoder import Decoder
+from ragflash.models.device.chunks import Chunks
 from ragflash.models.device.graphs import ROW_COUNTS, GraphMemory, StepGraphs
 from ragflash.models.device.lowering import lower
-from ragflash.models.device.programme import FusedAttention, FusedDeltaNet, Programme
+from ragflash.models.device.programme import Hidden
 from ragflash.models.device.steps import FewRows, ManyRows, RowPlaces
 from ragflash.models.device.tables import MAX_ROWS, StepTables, TableSizes
 from ragflash.models.device.tokens import StepAhead, TokenSender, next_rows
-from ragflash_kernels.gated_delta import DeltaStates, delta_commit
-from ragflash_kernels.prefill_attention import PrefillWorkspace
+from ragflash.models.device.workspace import (
+    largest_matrix,
+    scratch_of,
+    states_of,
+    windows_of,
+)
+from ragflash_kernels.gated_delta import delta_commit
 from ragflash_kernels.sample import largest
 
 _EAGER_ROWS = 16  # with more, products lose by starting early
@@ -52,6 +58,7 @@ class DeviceModel(GreedyModel):
         exact_pages: Most exact pages of a sequence.
         packed_pages: Most packed ones; 0 when there is one form only.
         chunk_tokens: Most rows of a sequence in a forward.
+        chunk_counts: Of captured chunks; shorter ones are padded, longer ones launched one by one.
         row_counts: Of captured steps; a step takes the smallest that is enough. With the largest
             alone every row is computed by the same instructions, whatever is computed beside it.
         dtype: Of many rows and the matrices that they are multiplied with.
@@ -71,6 +78,7 @@ class DeviceModel(GreedyModel):
         exact_pages: int,
         packed_pages: int,
         chunk_tokens: int,
+        chunk_counts: tuple[int, ...] = (),
         row_counts: tuple[int, ...] = ROW_COUNTS,
         dtype: torch.dtype = torch.bfloat16,
     ) -> None:
@@ -81,13 +89,13 @@ class DeviceModel(GreedyModel):
         self._pages = pages
         self._num_tokens = num_tokens
         self._programme = lower(decoder)
-        windows = tuple(_windows(self._programme)) or (None,)
+        windows = windows_of(self._programme)
         self._tables = StepTables(TableSizes(max_slots, exact_pages, packed_pages, windows), device)
-        self._states = _states(self._programme, max_slots, device)
+        self._states = states_of(self._programme, max_slots, device)
         self._dtype = dtype
         self._chunk_tokens = chunk_tokens
-        self._unpacked = torch.empty(_largest(self._programme), dtype=dtype, device=device)
-        self._scratch = _scratch(self._programme, chunk_tokens, device)
+        self._unpacked = torch.empty(largest_matrix(self._programme), dtype=dtype, device=device)
+        self._scratch = scratch_of(self._programme, chunk_tokens, device)
         # Numbers that are there already need no copy.
         self._numbers = torch.arange(max(MAX_ROWS, max_slots) + 1, dtype=torch.int32, device=device)
         self._has_tape: set[int] = set()
@@ -97,7 +105,17 @@ class DeviceModel(GreedyModel):
         is_hopper = device.type == "cuda" and torch.cuda.get_device_capability(device)[0] == 9
         self._eager_rows = _EAGER_ROWS if is_hopper else 0
         self._row_counts = row_counts
-        self._graphs = StepGraphs(self._few, device, GraphMemory(device))
+        memory = GraphMemory(device)
+        self._chunks = Chunks(
+            self._programme,
+            pages,
+            row_counts=() if self._states is not None else chunk_counts,
+            exact_pages=exact_pages,
+            unpacked=self._unpacked,
+            dtype=dtype,
+            memory=memory,
+        )
+        self._graphs = StepGraphs(self._few, device, memory)
         self._graphs.capture(row_counts)
 
     @property
@@ -302,15 +320,24 @@ class DeviceModel(GreedyModel):
             self._states,
             eager=num_rows <= self._eager_rows,
         )
-        logits = self._programme.run(tables["token_ids"][:num_rows], step, None)
-        assert logits is not None
+        hidden = self._programme.run(tables["token_ids"][:num_rows], step)
+        logits = self._programme.logits(hidden, step)
         return Predictions(logits, largest(logits, self._num_tokens, eager=step.eager))
 
     def _many(self, token_ids: Sequence[int], rows: SequenceRows) -> Predictions | None:
+        self._has_tape.discard(rows.slot)
+        if self._chunks.take(rows):
+            hidden = self._chunks(token_ids, rows)
+        else:
+            hidden = self._launch_chunk(token_ids, rows)
+        wanted = torch.tensor(rows.logit_rows, dtype=torch.int64, device=self._device)
+        logits = self._programme.logits_of(hidden, wanted)
+        return None if logits is None else Predictions(logits, largest(logits, self._num_tokens))
+
+    def _launch_chunk(self, token_ids: Sequence[int], rows: SequenceRows) -> Hidden:
         def whole(values: object) -> torch.Tensor:
             return torch.tensor(values, dtype=torch.int32).to(self._device, non_blocking=True)
 
-        self._has_tape.discard(rows.slot)
         positions = whole(range(rows.committed, rows.committed + rows.num_rows))
         step = ManyRows(
             rows,
@@ -322,9 +349,7 @@ class DeviceModel(GreedyModel):
             self._scratch,
             self._dtype,
         )
-        wanted = torch.tensor(rows.logit_rows, dtype=torch.int64, device=self._device)
-        logits = self._programme.run(whole(token_ids), step, wanted)
-        return None if logits is None else Predictions(logits, largest(logits, self._num_tokens))
+        return self._programme.run(whole(token_ids), step)
 
 
 def _to_host(state: torch.Tensor) -> torch.Tensor:
@@ -352,44 +377,3 @@ def _paths(path: Sequence[int], device: torch.device) -> torch.Tensor | None:
         return None
     rows = torch.tensor([path], dtype=torch.int32)
     return (rows.pin_memory() if device.type == "cuda" else rows).to(device, non_blocking=True)
-
-
-def _windows(programme: Programme) -> Iterable[int | None]:
-    mixers = [block.mixer for block in programme.blocks]
-    return dict.fromkeys(mixer.kv.window for mixer in mixers if isinstance(mixer, FusedAttention))
-
-
-def _states(programme: Programme, max_slots: int, device: torch.device) -> DeltaStates | None:
-    mixers = [block.mixer for block in programme.blocks]
-    deltas = [mixer for mixer in mixers if isinstance(mixer, FusedDeltaNet)]
-    if not deltas:
-        return None
-    return DeltaStates.allocate(deltas[0].sizes, layers=len(deltas), slots=max_slots, device=device)
-
-
-def _scratch(
-    programme: Programme, chunk_tokens: int, device: torch.device
-) -> PrefillWorkspace | None:
-    mixers = [block.mixer for block in programme.blocks]
-    attentions = [mixer for mixer in mixers if isinstance(mixer, FusedAttention)]
-    if not attentions:
-        return None
-    return PrefillWorkspace(
-        max_rows=chunk_tokens,
-        num_heads=max(mixer.num_heads for mixer in attentions),
-        num_kv_heads=max(mixer.num_kv_heads for mixer in attentions),
-        head_dim=max(mixer.sizes.head_dim for mixer in attentions),
-        device=device,
-    )
-
-
-def _largest(programme: Programme) -> int:
-    """Return the values of the largest matrix that many rows multiply with."""
-    largest = 0
-    for block in programme.blocks:
-        mixer = block.mixer
-        matrices = [block.ffn.gate_up, block.ffn.down]
-        if isinstance(mixer, FusedAttention | FusedDeltaNet):
-            matrices += [mixer.projections, mixer.output]
-        largest = max(largest, *(matrix.largest_values for matrix in matrices))
-    return largest

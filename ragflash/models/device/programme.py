@@ -5,7 +5,7 @@ parts that the product was split into, and puts the rows on the grid that the ne
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 import torch
@@ -139,13 +139,25 @@ class _Pending:
     post_norm: Norm | None = None
     scale: float = 1.0
 
-    def rows(self, wanted: torch.Tensor) -> "_Pending":
-        """Of some rows only."""
-        if self.delta is None:
-            return self
-        partials = self.delta.partials[:, wanted]
-        delta = Columns(partials, self.delta.start, self.delta.width)
-        return _Pending(delta, self.post_norm, self.scale)
+
+@dataclass(frozen=True, slots=True)
+class Hidden:
+    """Rows behind the last layer.
+
+    Attributes:
+        residual: float32 `[N, H]`.
+        pending: What is still to be added.
+    """
+
+    residual: torch.Tensor
+    pending: _Pending
+
+    def rows(self, wanted: torch.Tensor) -> "Hidden":
+        """Copy some rows."""
+        pending, delta = self.pending, self.pending.delta
+        if delta is not None:
+            delta = Columns(delta.partials[:, wanted], delta.start, delta.width)
+        return Hidden(self.residual[wanted], replace(pending, delta=delta))
 
 
 @dataclass(frozen=True, slots=True)
@@ -165,18 +177,12 @@ class Programme:
         of_all = (positions[:, None].float() * frequencies for frequencies in self.frequencies)
         return tuple((angles.cos(), angles.sin()) for angles in of_all)
 
-    def run(
-        self, token_ids: torch.Tensor, step: DeviceStep, wanted: torch.Tensor | None
-    ) -> torch.Tensor | None:
-        """Compute a step's rows.
+    def run(self, token_ids: torch.Tensor, step: DeviceStep) -> Hidden:
+        """Compute a step's rows up to the last layer.
 
         Args:
             token_ids: int32 `[N]` on the card.
             step: Of the rows.
-            wanted: Rows whose logits are wanted; `None` for all of a step on the int8 grid.
-
-        Returns:
-            float32 `[R, V]`; `None` when `wanted` is empty.
         """
         residual = gather_rows(
             self.embedding.blocks, token_ids, self.embedding.block_format,
@@ -188,22 +194,23 @@ class Programme:
             pending = _Pending(block.mixer(x, step), block.mixer_post_norm)
             x = _normed(pending, residual, block.ffn_norm, step)
             pending = _Pending(block.ffn(x, step), block.ffn_post_norm, block.scale)
-        if wanted is None:
-            return self._logits(pending, residual, step)
+        return Hidden(residual, pending)
+
+    def logits(self, hidden: Hidden, step: ProductStep) -> torch.Tensor:
+        """Return float32 `[N, V]` of at most 32 rows."""
+        x = _normed(hidden.pending, hidden.residual, self.norm, step)
+        logits = step.multiply(self.head, x)[0].sum()
+        cap = self.soft_cap
+        return logits if cap is None else torch.tanh(logits / cap) * cap
+
+    def logits_of(self, hidden: Hidden, wanted: torch.Tensor) -> torch.Tensor | None:
+        """Return float32 `[R, V]` of some rows, whose numbers are int64; `None` of no rows."""
         parts = [
-            self._logits(pending.rows(rows), residual[rows], HeadRows(len(rows)))
+            self.logits(hidden.rows(rows), HeadRows(len(rows)))
             for rows in torch.split(wanted, MAX_ROWS)
             if len(rows)
         ]
         return torch.cat(parts) if parts else None
-
-    def _logits(
-        self, pending: "_Pending", residual: torch.Tensor, step: ProductStep
-    ) -> torch.Tensor:
-        x = _normed(pending, residual, self.norm, step)
-        logits = step.multiply(self.head, x)[0].sum()
-        cap = self.soft_cap
-        return logits if cap is None else torch.tanh(logits / cap) * cap
 
 
 def _normed(

@@ -1,19 +1,18 @@
-"""What a captured step reads of its sequences: integers at fixed places of the card's memory."""
+"""What a captured step reads of its sequences."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import accumulate
 
 import numpy as np
 import torch
 
 from ragflash.kvcache.allocator import PAGE_TOKENS
 from ragflash.models.contract import SequenceRows
+from ragflash.models.device.staging import StagedTables
 from ragflash_kernels.paged_attention.visibility import Visibility
 from ragflash_kernels.parents import depths, words
 
 MAX_ROWS = 32  # of a step; bits of a visibility word
-_STAGES = 2
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,39 +52,15 @@ class TableSizes:
         }
 
 
-class StepTables:
-    """Integers of one step: filled on the host, sent in one copy, read by every kernel.
+class StepTables(StagedTables):
+    """Integers of one step, read by every kernel.
 
     Rows beyond those of the sequences are padding: they have page -1 and belong to nobody.
     """
 
     def __init__(self, sizes: TableSizes, device: torch.device | str) -> None:
+        super().__init__(sizes.sections(), device)
         self.sizes = sizes
-        sections = sizes.sections()
-        lengths = [int(np.prod(shape)) for shape in sections.values()]
-        ends = [*accumulate(lengths)]
-        on_card = torch.device(device).type == "cuda"
-        self._stages = [
-            torch.zeros(ends[-1], dtype=torch.int32, pin_memory=on_card) for _ in range(_STAGES)
-        ]
-        self._sent = [_event() for _ in self._stages] if on_card else []
-        self._device = torch.zeros(ends[-1], dtype=torch.int32, device=device)
-        self._turn = 0
-
-        def cut(flat: torch.Tensor) -> dict[str, torch.Tensor]:
-            spans = zip(sections.items(), ends, lengths, strict=True)
-            return {
-                name: flat[end - length : end].view(shape) for (name, shape), end, length in spans
-            }
-
-        self._views = cut(self._device)
-        self._hosts = [
-            {name: view.numpy() for name, view in cut(stage).items()} for stage in self._stages
-        ]
-
-    def __getitem__(self, name: str) -> torch.Tensor:
-        """Return a table on the card."""
-        return self._views[name]
 
     def exact(self, window: int | None, num_rows: int) -> Visibility:
         """Return what rows see of the exact pages."""
@@ -114,10 +89,7 @@ class StepTables:
 
     def fill(self, token_ids: Sequence[int], sequences: Sequence[SequenceRows]) -> None:
         """Describe a step of at most 32 rows and send it."""
-        self._turn = (self._turn + 1) % _STAGES
-        if self._sent:
-            self._sent[self._turn].synchronize()
-        host = self._hosts[self._turn]
+        host = self.begin()
         host["token_ids"][: len(token_ids)] = token_ids
         host["row_pages"][:] = -1
         host["first_rows"][:] = len(token_ids)
@@ -125,9 +97,7 @@ class StepTables:
         for index, rows in enumerate(sequences):
             self._describe(host, index, row, rows)
             row += rows.num_rows
-        self._device.copy_(self._stages[self._turn], non_blocking=True)
-        if self._sent:
-            self._sent[self._turn].record()
+        self.send()
 
     def _describe(
         self, host: dict[str, np.ndarray], index: int, row: int, rows: SequenceRows
@@ -165,7 +135,3 @@ def form_starts(start: np.ndarray, num_packed: int) -> tuple[np.ndarray, np.ndar
         return start, start * 0
     exact = np.where(start < PAGE_TOKENS, start, np.maximum(start - num_packed, PAGE_TOKENS))
     return exact, np.clip(start - PAGE_TOKENS, 0, num_packed)
-
-
-def _event() -> torch.cuda.Event:
-    return torch.cuda.Event()  # type: ignore[no-untyped-call]
