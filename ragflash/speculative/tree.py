@@ -11,6 +11,7 @@ import heapq
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from math import inf, log
+from typing import NamedTuple
 
 from ragflash.speculative.drafter import Draft
 
@@ -43,8 +44,7 @@ class Graft:
     survival: Sequence[float]
 
 
-@dataclass(frozen=True, slots=True)
-class _Placed:
+class _Placed(NamedTuple):
     """A token of the marginals behind a node, -1 for the root.
 
     Attributes:
@@ -61,14 +61,13 @@ class _Placed:
     is_trunk: bool
 
 
-@dataclass(frozen=True, slots=True)
-class _Grafted:
-    """The token at an index of a graft behind a node, -1 for the root."""
+class _Grafted(NamedTuple):
+    """A token of a graft, `at` its index there, behind a node, -1 for the root."""
 
     parent: int
     token_id: int
     number: int
-    index: int
+    at: int
 
 
 def build_tree(
@@ -108,6 +107,7 @@ class _Growth:
         self._num_found = 0
         self._nodes: dict[tuple[int, int], int] = {}  # by parent and token
         self._sources: list[str] = []
+        self._following = [_following(graft.draft) for graft in grafts]
         self._find_placed(-1, 0, 0, 0.0, on_trunk=True)
         for number in range(len(grafts)):
             self._find_grafted(-1, number, -1)
@@ -119,8 +119,8 @@ class _Growth:
             node = self._nodes.setdefault((best.parent, best.token_id), len(self._nodes))
             is_new = node == len(self._sources)
             if isinstance(best, _Grafted):
-                source = self._grafts[best.number].draft.source_of(best.index)
-                self._find_grafted(node, best.number, best.index)
+                source = self._grafts[best.number].draft.source_of(best.at)
+                self._find_grafted(node, best.number, best.at)
             else:
                 source = self._marginals.source
                 cost = best.before - self._marginals.log_probs[best.place][best.rank]
@@ -162,8 +162,9 @@ class _Growth:
     def _find_grafted(self, node: int, number: int, index: int) -> None:
         """Find what follows a graft's token, -1 for its beginning, that a node stands for."""
         graft = self._grafts[number]
-        for child, survival in enumerate(graft.survival):
-            if graft.draft.parent(child) == index and survival > 0:
+        for child in self._following[number].get(index, ()):
+            survival = graft.survival[child]
+            if survival > 0:
                 found = _Grafted(node, graft.draft.token_ids[child], number, child)
                 self._push(-log(survival), found)
 
@@ -176,3 +177,11 @@ def _depth_first(children: Mapping[int, Sequence[int]], node: int) -> Iterator[i
     for child in children.get(node, ()):
         yield child
         yield from _depth_first(children, child)
+
+
+def _following(draft: Draft) -> dict[int, list[int]]:
+    """Return the indexes that follow each, -1 for the end of the history."""
+    following: dict[int, list[int]] = {}
+    for index in range(len(draft)):
+        following.setdefault(draft.parent(index), []).append(index)
+    return following
