@@ -22,11 +22,13 @@ __all__ = [
     "HTTP_REQUESTS",
     "HTTP_REQUEST_SECONDS",
     "INGEST_SECONDS",
+    "PREFILL_SECONDS",
     "PROMPTS",
     "PROMPT_MISSES",
     "SESSION_METRICS",
     "Kind",
     "count_prompt",
+    "count_reuse",
     "exposition",
 ]
 
@@ -69,6 +71,13 @@ PROMPT_MISSES = Counter(
 INGEST_SECONDS = Histogram(
     "ragflash_ingest_seconds",
     "Work on one document from parsing to ready, by how its job ended.",
+    ("state",),
+    buckets=_SECONDS,
+    registry=_registry,
+)
+PREFILL_SECONDS = Histogram(
+    "ragflash_prefill_seconds",
+    "Reading one document beforehand, pauses included, by how its job ended.",
     ("state",),
     buckets=_SECONDS,
     registry=_registry,
@@ -200,6 +209,11 @@ SESSION_METRICS: dict[str, tuple[Kind, str, str]] = {
 def count_prompt(first_token_s: float, tier: str, miss_reason: str | None) -> None:
     """Count a prompt that was read for an answer."""
     FIRST_TOKEN_SECONDS.observe(first_token_s)
+    count_reuse(tier, miss_reason)
+
+
+def count_reuse(tier: str, miss_reason: str | None) -> None:
+    """Count a prompt that was read, whether or not it gets an answer."""
     PROMPTS.labels(tier).inc()
     if miss_reason is not None:
         PROMPT_MISSES.labels(miss_reason).inc()

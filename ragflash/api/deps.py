@@ -16,11 +16,9 @@ from ragflash.rag.records import (
     DEFAULT_COLLECTION,
     AskEvent,
     AskRequest,
-    AskStatus,
     DocumentRecord,
     DuplicatePolicy,
     JobRecord,
-    Prefilled,
     Scope,
     SearchHit,
     SearchMode,
@@ -67,7 +65,10 @@ class PagedText(Protocol):
 
 
 class Added(Protocol):
-    """What adding a document gave; `job` is that of the first upload when `deduplicated`."""
+    """What adding a document gave; `job` is that of the first upload when `deduplicated`.
+
+    `prefill` is the job that has it read, where that was asked for.
+    """
 
     @property
     def document(self) -> DocumentRecord: ...
@@ -75,6 +76,8 @@ class Added(Protocol):
     def job(self) -> JobRecord: ...
     @property
     def deduplicated(self) -> bool: ...
+    @property
+    def prefill(self) -> JobRecord | None: ...
 
 
 class DocumentPage(Protocol):
@@ -105,7 +108,10 @@ class DocumentLibrary(Protocol):
         name: str,
         source: BinaryIO | bytes,
         on_duplicate: DuplicatePolicy = ...,
+        *,
+        prefill: bool = ...,
     ) -> Added: ...
+    def prefill(self, scope: Scope, document_id: str) -> JobRecord: ...
     def get(self, scope: Scope, document_id: str) -> DocumentRecord: ...
     def delete(self, scope: Scope, document_id: str) -> None: ...
     def document(self, scope: Scope, document_id: str) -> PagedText: ...
@@ -129,9 +135,6 @@ class Asker(Protocol):
     """Answers questions; closing the iterator cancels the work."""
 
     def ask(self, scope: Scope, request: AskRequest) -> AsyncGenerator[AskEvent, None]: ...
-    def prefill(
-        self, scope: Scope, document_id: str
-    ) -> AsyncGenerator[AskStatus | Prefilled, None]: ...
 
 
 class Converser(Protocol):

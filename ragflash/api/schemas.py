@@ -22,6 +22,7 @@ from ragflash.rag.records import (
     AskRequest,
     AskTimings,
     DocumentState,
+    JobKind,
     JobState,
     QuoteMatch,
     SearchMode,
@@ -100,7 +101,7 @@ class AskBody(Body):
 
 
 class DocumentOut(Reply):
-    """A document; states in which it can be asked are `ready` and `partial`."""
+    """A document; states in which it can be asked are `ready`, `partial` and `prefilling`."""
 
     object: Literal["document"] = "document"
     id: str
@@ -120,7 +121,7 @@ class DocumentOut(Reply):
 
 
 class JobOut(Reply):
-    """Background work; `done` of `total` counts the pages or chunks of its stage.
+    """Background work; `done` of `total` counts the pages, chunks or tokens of its stage.
 
     A job that a fault of the disk or of a service has stopped is `queued` again, says in `code` and
     `detail` what it was, and goes on at `retry_at_ms` (ms since 1970).
@@ -128,6 +129,7 @@ class JobOut(Reply):
 
     object: Literal["job"] = "job"
     id: str
+    kind: JobKind
     document: str = Field(validation_alias="document_id")
     state: JobState
     stage: str
@@ -140,11 +142,15 @@ class JobOut(Reply):
 
 
 class UploadOut(Reply):
-    """What became of an upload; the job is that of the first one when `deduplicated`."""
+    """What became of an upload; the job is that of the first one when `deduplicated`.
+
+    `prefill` is the job that has the model read it, where that was asked for.
+    """
 
     document: DocumentOut
     job: JobOut
     deduplicated: bool
+    prefill: JobOut | None
 
 
 class DocumentListOut(Reply):

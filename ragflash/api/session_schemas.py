@@ -7,8 +7,7 @@ from typing import Literal
 
 from pydantic import Field
 
-from ragflash.api.schemas import Reply, Rounded, UsageOut
-from ragflash.engine.cache import CacheMiss, CacheTier
+from ragflash.api.schemas import Reply, Rounded
 from ragflash.sessions import SessionCounts, SessionInfo
 
 
@@ -134,14 +133,3 @@ class SessionListOut(Reply):
             ),
             data=tuple(shown),
         )
-
-
-class PrefilledOut(Reply):
-    """A document was read; `usage.cached_tokens` had been read before."""
-
-    object: Literal["prefilled"] = "prefilled"
-    document: str = Field(validation_alias="document_id")
-    usage: UsageOut
-    total_ms: Rounded
-    cache_tier: CacheTier
-    miss_reason: CacheMiss | None

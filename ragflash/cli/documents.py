@@ -1,6 +1,7 @@
 """Commands around stored documents: ingest, search, list, show, delete."""
 
 from collections.abc import Iterable, Iterator
+from contextlib import closing
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -11,6 +12,7 @@ from ragflash.api.schemas import DocumentOut, HitOut, SearchOut
 from ragflash.cli.options import DataDirOption, JsonOption, ModelOption
 from ragflash.cli.output import Output, Tracker, error_object
 from ragflash.cli.parts import SCOPE, every_document, find_document, model_path, open_library
+from ragflash.cli.prefill import read_ahead, reading_library
 from ragflash.errors import DocumentUnreadable, NotFound, RagflashError
 from ragflash.rag.records import (
     DEFAULT_COLLECTION,
@@ -36,6 +38,9 @@ def ingest(
     on_duplicate: Annotated[
         DuplicatePolicy, typer.Option(help="What to do with bytes that are already there.")
     ] = DuplicatePolicy.REUSE,
+    prefill: Annotated[
+        bool, typer.Option("--prefill", help="Have the model read them too, before anybody asks.")
+    ] = False,
     data_dir: DataDirOption = None,
     model: ModelOption = None,
     as_json: JsonOption = False,
@@ -49,17 +54,16 @@ def ingest(
         model_path(settings)  # its tokens are counted
         failures: list[dict[str, Any]] = []
         read: list[DocumentRecord] = []
-        library = open_library(settings)
-        try:
-            with output.progress() as track:
-                for path in _files(paths):
-                    try:
-                        read.append(read_in(library, path, track, on_duplicate))
-                    except RagflashError as error:
-                        output.complain(f"{path}: {error.detail}")
-                        failures.append({"path": str(path), **error_object(error)})
-        finally:
-            library.close()
+        opened = reading_library(settings) if prefill else closing(open_library(settings))
+        with opened as library, output.progress() as track:
+            for path in _files(paths):
+                try:
+                    read.append(read_in(library, path, track, on_duplicate))
+                    if prefill:
+                        read_ahead(library, read[-1], track)
+                except RagflashError as error:
+                    output.complain(f"{path}: {error.detail}")
+                    failures.append({"path": str(path), **error_object(error)})
         for record in read:
             output.say(describe(record))
         shown = [DocumentOut.of(record).model_dump(mode="json") for record in read]

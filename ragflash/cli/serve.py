@@ -127,6 +127,7 @@ def _load(settings: Settings, services: Services, parts: ExitStack, server: uvic
     """Fill the services; a server that can never serve ends."""
     from ragflash.rag.answer import Answerer  # noqa: PLC0415  (loads the store)
     from ragflash.rag.conversation import Conversations  # noqa: PLC0415  (as above)
+    from ragflash.rag.prefill import EngineReader  # noqa: PLC0415  (as above)
 
     loaded = False
     try:
@@ -137,6 +138,8 @@ def _load(settings: Settings, services: Services, parts: ExitStack, server: uvic
         archive = parts.enter_context(session_archive(settings, slot))
         engine = start_model(settings, archive)
         parts.callback(engine.close)
+        library.prefills.start(EngineReader(library, engine))
+        parts.callback(library.prefills.close)
         slot.client = engine
         if archive is not None and slot.sessions is not None:
             services.provide_sessions(slot.sessions, archive.counts)

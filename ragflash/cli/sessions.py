@@ -9,8 +9,20 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from rich.table import Table
 
-from ragflash.cli.options import DataDirOption, JsonOption
+from ragflash.api.schemas import JobOut
+from ragflash.cli.documents import DocumentArgument
+from ragflash.cli.options import (
+    CtxOption,
+    DataDirOption,
+    DeviceOption,
+    JsonOption,
+    KvOption,
+    ModelOption,
+    VramOption,
+)
 from ragflash.cli.output import Output
+from ragflash.cli.parts import find_document
+from ragflash.cli.prefill import read_ahead, reading_library
 from ragflash.cli.session_files import open_sessions
 from ragflash.errors import InputError, NotFound, StorageError
 from ragflash.settings import Settings, load_settings
@@ -56,6 +68,38 @@ def list_sessions(*, data_dir: DataDirOption = None, as_json: JsonOption = False
         else:
             output.say("no sessions are stored")
         output.result(found)
+
+
+@app.command()
+def prefill(
+    document: DocumentArgument,
+    *,
+    data_dir: DataDirOption = None,
+    model: ModelOption = None,
+    device: DeviceOption = None,
+    vram_gb: VramOption = None,
+    context_tokens: CtxOption = None,
+    kv_format: KvOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Have the model read a document, so that the first question about it need not wait.
+
+    What was read is used by whatever runs the same model with the same settings.
+    """
+    with Output(as_json=as_json) as output:
+        settings = load_settings(
+            data_dir=data_dir,
+            model=model,
+            device=device,
+            vram_gb=vram_gb,
+            context_tokens=context_tokens,
+            kv_format=kv_format,
+        )
+        with reading_library(settings) as library, output.progress() as track:
+            record = find_document(library, document)
+            job = read_ahead(library, record, track)
+        output.say(f"{record.name} is read: {job.total} tokens")
+        output.result(JobOut.of(job))
 
 
 @app.command()

@@ -12,7 +12,7 @@ import secrets
 import time
 import uuid
 from collections.abc import AsyncGenerator, Sequence
-from contextlib import aclosing
+from contextlib import aclosing, nullcontext
 from dataclasses import dataclass, field
 
 from ragflash import metrics
@@ -27,13 +27,12 @@ from ragflash.engine.request import (
     QuoteSpan,
     Usage,
 )
-from ragflash.errors import EngineError, InputError, QuestionBlank
+from ragflash.errors import InputError, QuestionBlank
 from ragflash.rag.claims import supported_text
 from ragflash.rag.context import ContextPart, build_messages
 from ragflash.rag.evidence import Evidence, gather, select
 from ragflash.rag.library import Library
 from ragflash.rag.plan import Plan, plan
-from ragflash.rag.prefill import prefill
 from ragflash.rag.quotes import cite, locate
 from ragflash.rag.records import (
     Answer,
@@ -47,7 +46,6 @@ from ragflash.rag.records import (
     Citation,
     CitationFound,
     DocumentRecord,
-    Prefilled,
     Scope,
     SearchHit,
 )
@@ -126,9 +124,17 @@ class Answerer:
             ContextTooLong: Mode `full` was asked for and the documents do not fit.
             EngineError: The engine could not serve the request.
         """
+        engine = self._engine if request.use_engine else None
+        with engine.attended() if engine is not None else nullcontext():
+            async with aclosing(self._ask(engine, scope, request)) as events:
+                async for event in events:
+                    yield event
+
+    async def _ask(
+        self, engine: EngineClient | None, scope: Scope, request: AskRequest
+    ) -> AsyncGenerator[AskEvent, None]:
         started = time.monotonic()
         question = _clean(request.question)
-        engine = self._engine if request.use_engine else None
         chosen_plan = await asyncio.to_thread(plan, self._library, engine, scope, request)
         run = _Run(scope, request, question, started, chosen_plan)
         yield AskStatus("retrieving")
@@ -148,16 +154,6 @@ class Answerer:
                     yield event
         for last in self._conclude(run):
             yield last
-
-    async def prefill(
-        self, scope: Scope, document_id: str
-    ) -> AsyncGenerator[AskStatus | Prefilled, None]:
-        """Read a document before anybody asks; see `rag.prefill.prefill`."""
-        if self._engine is None:
-            raise EngineError("there is no model to read a document with")
-        async with aclosing(prefill(self._library, self._engine, scope, document_id)) as events:
-            async for event in events:
-                yield event
 
     def _search(self, run: _Run) -> list[SearchHit]:
         ids = tuple(record.id for record in run.plan.records)

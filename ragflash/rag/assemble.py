@@ -5,6 +5,7 @@ from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 
+from ragflash import metrics
 from ragflash.errors import IndexMismatch
 from ragflash.rag.corpus import Corpus
 from ragflash.rag.database import Database
@@ -16,7 +17,9 @@ from ragflash.rag.job_worker import JobWorker
 from ragflash.rag.jobs import JobTable
 from ragflash.rag.measure import measured
 from ragflash.rag.placement import ServerAddress
+from ragflash.rag.prefill_jobs import Prefills
 from ragflash.rag.reconcile import Reconciler
+from ragflash.rag.records import JobKind
 from ragflash.rag.retrieve import Retriever
 from ragflash.rag.stores import open_store
 from ragflash_ingest.pool import ParserPool
@@ -51,6 +54,7 @@ class Parts:
     reconciler: Reconciler
     ingestor: Ingestor
     worker: JobWorker
+    prefills: Prefills
     retriever: Retriever
 
 
@@ -102,9 +106,13 @@ def assemble(
         eraser=eraser,
         count_tokens=count_tokens,
     )
-    worker = JobWorker(database, jobs, measured(ingestor.run, jobs), index.tidy)
+    run = measured(ingestor.run, jobs, metrics.INGEST_SECONDS)
+    worker = JobWorker(database, jobs, JobKind.INGEST, run, index.tidy)
+    prefills = Prefills(database, corpus, jobs)
     retriever = Retriever(corpus, index, embedder)
-    return Parts(database, corpus, jobs, files, eraser, reconciler, ingestor, worker, retriever)
+    return Parts(
+        database, corpus, jobs, files, eraser, reconciler, ingestor, worker, prefills, retriever
+    )
 
 
 def check_fingerprint(corpus: Corpus, fingerprint: str) -> None:

@@ -11,7 +11,14 @@ from dataclasses import dataclass
 
 from ragflash.errors import NotFound
 from ragflash.rag.database import Database, SqlValue, placeholders
-from ragflash.rag.records import ChunkRecord, DocumentRecord, DocumentState, Scope
+from ragflash.rag.records import (
+    ChunkRecord,
+    DocumentRecord,
+    DocumentState,
+    JobKind,
+    JobState,
+    Scope,
+)
 from ragflash_ingest.document import Chunk
 
 # States only move forward: along this table.
@@ -34,11 +41,19 @@ NEXT_STATES: dict[DocumentState, frozenset[DocumentState]] = {
     DocumentState.PARTIAL: frozenset({DocumentState.DELETING}),
     DocumentState.FAILED: frozenset({DocumentState.DELETING}),
     DocumentState.DELETING: frozenset(),
+    DocumentState.PREFILLING: frozenset(),  # shown while a job runs, and never stored
 }
 
 _COLUMNS = (
     "id, collection_id, name, state, media_type, size_bytes, sha256, parser, pages, chunks, "
     "characters, tokens, created_ms, reason, warnings"
+)
+_READ = _COLUMNS.replace(
+    "state",
+    f"CASE WHEN state IN ('{DocumentState.READY}', '{DocumentState.PARTIAL}') AND EXISTS "
+    "(SELECT 1 FROM jobs WHERE jobs.document_id = documents.id "
+    f"AND jobs.kind = '{JobKind.PREFILL}' AND jobs.state = '{JobState.RUNNING}') "
+    f"THEN '{DocumentState.PREFILLING}' ELSE state END AS state",
 )
 _DELETING = DocumentState.DELETING.value
 _SEARCHABLE = tuple(state.value for state in DocumentState if state.is_searchable)
@@ -111,7 +126,7 @@ class Corpus:
     def find_content(self, collection_id: str, sha256: str) -> DocumentRecord | None:
         """The collection's newest document of these bytes that is not being deleted."""
         row = self._db.row(
-            f"SELECT {_COLUMNS} FROM documents WHERE sha256 = ? AND collection_id = ? "
+            f"SELECT {_READ} FROM documents WHERE sha256 = ? AND collection_id = ? "
             "AND state <> ? ORDER BY seq DESC",
             *(sha256, collection_id, _DELETING),
         )
@@ -155,7 +170,7 @@ class Corpus:
             )
             values += [name_contains, name_contains]
         rows = self._db.rows(
-            f"SELECT {_COLUMNS} FROM documents WHERE {' AND '.join(conditions)} "
+            f"SELECT {_READ} FROM documents WHERE {' AND '.join(conditions)} "
             "ORDER BY seq DESC LIMIT ?",
             *values,
             limit,
@@ -267,13 +282,13 @@ class Corpus:
 
     def find(self, document_id: str) -> DocumentRecord | None:
         """A document in any collection and state, for the library's own work."""
-        row = self._db.row(f"SELECT {_COLUMNS} FROM documents WHERE id = ?", document_id)
+        row = self._db.row(f"SELECT {_READ} FROM documents WHERE id = ?", document_id)
         return None if row is None else _record(row)
 
     def replaced_by(self, document_id: str) -> DocumentRecord | None:
         """The document that this one takes the place of, if it still exists."""
         row = self._db.row(
-            f"SELECT {_COLUMNS} FROM documents "
+            f"SELECT {_READ} FROM documents "
             "WHERE id = (SELECT replaces FROM documents WHERE id = ?)",
             document_id,
         )
@@ -281,13 +296,13 @@ class Corpus:
 
     def tombstones(self) -> list[DocumentRecord]:
         """Documents whose deletion has begun and not ended."""
-        rows = self._db.rows(f"SELECT {_COLUMNS} FROM documents WHERE state = ?", _DELETING)
+        rows = self._db.rows(f"SELECT {_READ} FROM documents WHERE state = ?", _DELETING)
         return [_record(row) for row in rows]
 
     def all(self) -> list[DocumentRecord]:
         """Every document, oldest first, for the library's own work."""
         return [
-            _record(row) for row in self._db.rows(f"SELECT {_COLUMNS} FROM documents ORDER BY seq")
+            _record(row) for row in self._db.rows(f"SELECT {_READ} FROM documents ORDER BY seq")
         ]
 
     def ids(self) -> set[str]:

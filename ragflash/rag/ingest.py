@@ -167,6 +167,7 @@ class Ingestor:
         """Leave a document as failed, without passages or points, and its job with it."""
         with self._db.transaction():
             self._jobs.move(job_id, state, code=code, detail=detail)
+            self._jobs.cancel_all(document.id)
             if not self._corpus.move(document.id, DocumentState.FAILED, reason):
                 return
             self._corpus.put_chunks(document, [], {})

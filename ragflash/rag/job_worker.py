@@ -10,6 +10,7 @@ from uuid import uuid4
 from ragflash.errors import RagflashError, StorageError
 from ragflash.rag.database import Database
 from ragflash.rag.jobs import LEASE_MS, Claim, JobCancelled, JobInterrupted, JobTable, now_ms
+from ragflash.rag.records import JobKind
 
 _RETRY_S = 5.0
 _REPORT_EVERY_S = 0.05
@@ -84,7 +85,7 @@ class JobControl:
 
 
 class JobWorker:
-    """One thread that runs jobs in order; what was running when a process died comes first.
+    """One thread that runs jobs of a kind in order; what ran when a process died comes first.
 
     While there is none it calls `tidy`, at least once in the time of a lease.
     """
@@ -93,21 +94,23 @@ class JobWorker:
         self,
         database: Database,
         table: JobTable,
+        kind: JobKind,
         run: Callable[[JobControl], None],
-        tidy: Callable[[], None],
+        tidy: Callable[[], None] = lambda: None,
     ) -> None:
         self._db = database
         self._table = table
+        self._kind = kind
         self._run = run
         self._tidy = tidy
         self._owner = f"{os.getpid()}-{uuid4().hex[:8]}"
         self._stopping = threading.Event()
         self._current: JobControl | None = None
-        self._thread = threading.Thread(target=self._work, name="ragflash-jobs", daemon=True)
+        self._thread = threading.Thread(target=self._work, name=f"ragflash-{kind}", daemon=True)
 
     def start(self) -> None:
         """Begin with whatever the table holds; this process owns the data folder."""
-        self._table.take_over(self._owner)
+        self._table.take_over(self._owner, self._kind)
         self._thread.start()
 
     @property
@@ -164,10 +167,10 @@ class JobWorker:
     def _take(self) -> JobControl | None:
         with self._db.changed:
             while not self._stopping.is_set():
-                claim = self._table.claim(self._owner)
+                claim = self._table.claim(self._owner, self._kind)
                 if claim is not None:
                     self._current = JobControl(claim, self._table, self._stopping)
                     return self._current
                 self._tidy()
-                self._db.changed.wait(self._table.next_pause_s())
+                self._db.changed.wait(self._table.next_pause_s(self._kind))
         return None

@@ -12,7 +12,7 @@ from uuid import uuid4
 
 from ragflash.errors import NotFound, RagflashError
 from ragflash.rag.database import Database, placeholders
-from ragflash.rag.records import DocumentRecord, JobRecord, JobState, Scope
+from ragflash.rag.records import DocumentRecord, DocumentState, JobKind, JobRecord, JobState, Scope
 
 # States move along this table: forward, but for a job that is put off to be tried again.
 NEXT_STATES: dict[JobState, frozenset[JobState]] = {
@@ -27,8 +27,9 @@ NEXT_STATES: dict[JobState, frozenset[JobState]] = {
 
 _COLUMNS = (
     "id, collection_id, document_id, state, stage, done, total, created_ms, code, detail, "
-    "retry_at_ms"
+    "retry_at_ms, kind"
 )
+_ASKABLE = f"('{DocumentState.READY}', '{DocumentState.PARTIAL}')"
 _OPEN = tuple(state.value for state in JobState if not state.is_final)
 
 LEASE_MS = 60_000
@@ -67,14 +68,16 @@ class JobTable:
     def __init__(self, database: Database) -> None:
         self._db = database
 
-    def add(self, document: DocumentRecord, created_ms: int) -> JobRecord:
-        """Queue work on a document."""
+    def add(
+        self, document: DocumentRecord, created_ms: int, kind: JobKind = JobKind.INGEST
+    ) -> JobRecord:
+        """Queue work on a document; to have it read waits until it can be asked."""
         job_id = f"job_{uuid4().hex}"
         with self._db.changed:
             self._db.execute(
-                f"INSERT INTO jobs ({_COLUMNS}) VALUES ({placeholders(11)})",
+                f"INSERT INTO jobs ({_COLUMNS}) VALUES ({placeholders(12)})",
                 *(job_id, document.collection_id, document.id, JobState.QUEUED.value),
-                *("", 0, 0, created_ms, None, None, None),
+                *("", 0, 0, created_ms, None, None, None, kind.value),
             )
             self._db.changed.notify_all()
             return self.get(Scope(frozenset({document.collection_id})), job_id)
@@ -91,23 +94,36 @@ class JobTable:
         return _record(row)
 
     def of_document(self, document_id: str) -> JobRecord:
-        """The newest job of a document."""
+        """The newest job that took a document in."""
         row = self._db.row(
-            f"SELECT {_COLUMNS} FROM jobs WHERE document_id = ? ORDER BY seq DESC", document_id
+            f"SELECT {_COLUMNS} FROM jobs WHERE document_id = ? AND kind = ? ORDER BY seq DESC",
+            *(document_id, JobKind.INGEST.value),
         )
         if row is None:
             raise NotFound(f"there is no job for document {document_id!r}")
         return _record(row)
 
-    def claim(self, owner: str) -> Claim | None:
-        """Take the oldest job that is free: first those that were begun before."""
+    def open_of(self, document_id: str, kind: JobKind) -> JobRecord | None:
+        """The job of a kind that waits for a document or runs on it."""
+        row = self._db.row(
+            f"SELECT {_COLUMNS} FROM jobs WHERE document_id = ? AND kind = ? "
+            f"AND state IN ({placeholders(len(_OPEN))})",
+            *(document_id, kind.value, *_OPEN),
+        )
+        return None if row is None else _record(row)
+
+    def claim(self, owner: str, kind: JobKind) -> Claim | None:
+        """Take the oldest job of a kind that is free: first those that were begun before."""
         now = now_ms()
         with self._db.transaction():
             row = self._db.row(
                 f"SELECT {_COLUMNS}, attempts, faults, cancelling FROM jobs "
-                "WHERE (state = ? AND coalesce(retry_at_ms, 0) <= ?) "
-                "OR (state = ? AND (lease_until_ms <= ? OR owner = ?)) "
+                "WHERE kind = ? AND (kind = ? OR document_id IN "
+                f"(SELECT id FROM documents WHERE state IN {_ASKABLE})) "
+                "AND ((state = ? AND coalesce(retry_at_ms, 0) <= ?) "
+                "OR (state = ? AND (lease_until_ms <= ? OR owner = ?))) "
                 "ORDER BY state = ? DESC, seq LIMIT 1",
+                *(kind.value, JobKind.INGEST.value),
                 *(JobState.QUEUED.value, now, JobState.RUNNING.value, now, owner),
                 JobState.RUNNING.value,
             )
@@ -122,24 +138,29 @@ class JobTable:
             job = self.get(Scope(frozenset({row["collection_id"]})), row["id"])
         return Claim(job, owner, row["attempts"] + 1, row["faults"], bool(row["cancelling"]))
 
-    def next_pause_s(self) -> float:
+    def next_pause_s(self, kind: JobKind) -> float:
         """Longest time after which there may be a job to claim, if nothing is added meanwhile."""
         row = self._db.row(
-            "SELECT min(retry_at_ms) AS at FROM jobs WHERE state = ?", JobState.QUEUED.value
+            "SELECT min(retry_at_ms) AS at FROM jobs WHERE state = ? AND kind = ?",
+            *(JobState.QUEUED.value, kind.value),
         )
         due_ms = LEASE_MS if row is None or row["at"] is None else row["at"] - now_ms()
         return max(0, min(due_ms, LEASE_MS)) / 1000
 
-    def take_over(self, owner: str) -> None:
+    def take_over(self, owner: str, kind: JobKind) -> None:
         """Free what others hold; only the owner of the data folder knows that they are dead.
 
         What was put off is tried at once: the restart may have mended what was wrong.
         """
         with self._db.transaction():
             self._db.execute(
-                "UPDATE jobs SET owner = NULL, lease_until_ms = 0 WHERE owner <> ?", owner
+                "UPDATE jobs SET owner = NULL, lease_until_ms = 0 WHERE owner <> ? AND kind = ?",
+                *(owner, kind.value),
             )
-            self._db.execute("UPDATE jobs SET retry_at_ms = NULL, faults = 0 WHERE faults > 0")
+            self._db.execute(
+                "UPDATE jobs SET retry_at_ms = NULL, faults = 0 WHERE faults > 0 AND kind = ?",
+                kind.value,
+            )
 
     def hurry(self, document_id: str) -> None:
         """Have a job on a document that was put off tried at once."""
@@ -196,11 +217,12 @@ class JobTable:
         self._db.execute("UPDATE jobs SET cancelling = 1 WHERE id = ?", job_id)
 
     def is_cancelling(self, document_id: str) -> bool:
-        """Whether someone asked for the end of work on a document."""
+        """Whether someone asked for the end of taking a document in."""
         return (
             self._db.row(
-                "SELECT 1 FROM jobs WHERE document_id = ? AND cancelling AND state = ?",
-                *(document_id, JobState.RUNNING.value),
+                "SELECT 1 FROM jobs WHERE document_id = ? AND cancelling AND state = ? "
+                "AND kind = ?",
+                *(document_id, JobState.RUNNING.value, JobKind.INGEST.value),
             )
             is not None
         )
@@ -216,9 +238,11 @@ class JobTable:
             self._db.changed.notify_all()
 
     def open_documents(self) -> set[str]:
-        """Documents that work waits for or runs on."""
+        """Documents that are being taken in, or wait for it."""
         rows = self._db.rows(
-            f"SELECT document_id FROM jobs WHERE state IN ({placeholders(len(_OPEN))})", *_OPEN
+            "SELECT document_id FROM jobs WHERE kind = ? "
+            f"AND state IN ({placeholders(len(_OPEN))})",
+            *(JobKind.INGEST.value, *_OPEN),
         )
         return {row["document_id"] for row in rows}
 
@@ -296,5 +320,5 @@ def now_ms() -> int:
 
 def _record(row: sqlite3.Row) -> JobRecord:
     fields = dict(row)
-    fields["state"] = JobState(fields["state"])
+    fields["state"], fields["kind"] = JobState(fields["state"]), JobKind(fields["kind"])
     return JobRecord(**fields)

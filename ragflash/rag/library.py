@@ -3,7 +3,7 @@
 import shutil
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, suppress
-from dataclasses import dataclass
+from dataclasses import replace
 from pathlib import Path
 from typing import BinaryIO, Self
 from uuid import uuid4
@@ -17,12 +17,14 @@ from ragflash.rag.embed import Embedder, TokenVectors
 from ragflash.rag.files import StagedBlob, storage_errors
 from ragflash.rag.ingest import DocumentParser
 from ragflash.rag.jobs import now_ms
+from ragflash.rag.library_replies import AddResult, LibraryHealth, Page
 from ragflash.rag.reconcile import Reconciliation
 from ragflash.rag.records import (
     ChunkRecord,
     DocumentRecord,
     DocumentState,
     DuplicatePolicy,
+    JobKind,
     JobRecord,
     JobState,
     Scope,
@@ -35,51 +37,10 @@ from ragflash_ingest.names import safe_display_name
 __all__ = ["AddResult", "Library", "LibraryConfig", "LibraryHealth", "Page"]
 
 
-@dataclass(frozen=True, slots=True)
-class AddResult:
-    """What became of an upload.
-
-    Attributes:
-        job: The work on the document; that of the earlier upload when `deduplicated`.
-        deduplicated: The collection held these bytes already and nothing is done again.
-    """
-
-    document: DocumentRecord
-    job: JobRecord
-    deduplicated: bool
-
-
-@dataclass(frozen=True, slots=True)
-class Page:
-    """A part of a listing."""
-
-    items: tuple[DocumentRecord, ...]
-    has_more: bool
-
-
-@dataclass(frozen=True, slots=True)
-class LibraryHealth:
-    """How a library is doing.
-
-    Attributes:
-        documents: Number by state.
-        jobs: Likewise.
-        open_jobs: Jobs that wait or run.
-        worker_alive: Whether jobs are being worked on.
-        free_bytes: Of the disk that the data folder is on.
-    """
-
-    documents: dict[str, int]
-    jobs: dict[str, int]
-    chunks: int
-    open_jobs: int
-    worker_alive: bool
-    embedding: str
-    free_bytes: int
-
-
 class Library:
-    """Documents in a folder that this process owns; one background thread does the long work.
+    """Documents in a folder that this process owns; a background thread does the long work.
+
+    `prefills` has them read beforehand, on another one, once it is started with a model.
 
     Every method is synchronous and may be called from any thread. What a scope does not hold is
     `NotFound`, in the same words as what does not exist.
@@ -100,6 +61,7 @@ class Library:
         self._reconciler = parts.reconciler
         self._ingestor = parts.ingestor
         self._worker = parts.worker
+        self.prefills = parts.prefills
         self._retriever = parts.retriever
         self._closing = closing
 
@@ -132,6 +94,7 @@ class Library:
             parts.reconciler.run()
             stack.callback(parts.worker.close)
             parts.worker.start()
+            stack.callback(parts.prefills.close)
             return cls(config, embedder, parts, stack.pop_all())
 
     @staticmethod
@@ -162,13 +125,16 @@ class Library:
         name: str,
         source: Path | BinaryIO | bytes,
         on_duplicate: DuplicatePolicy = DuplicatePolicy.REUSE,
+        *,
+        prefill: bool = False,
     ) -> AddResult:
         """Store a document's bytes and queue the work on it; returns before that is done.
 
         `REUSE` returns the collection's document of the same bytes unless that has failed,
         `REPLACE` makes a new one that takes its place once it is searchable, `KEEP` keeps both.
         But for `KEEP`, bytes that are being worked on are not worked on again; work on them that
-        rests after a fault goes on at once.
+        rests after a fault goes on at once. With `prefill` it is read by the model once it is
+        searchable, when that has nothing else to do.
 
         Raises:
             NotFound: The collection is not in scope.
@@ -187,7 +153,10 @@ class Library:
         try:
             if not staged.size_bytes:
                 raise DocumentUnreadable(FailureReason.EMPTY, f"{label} is empty")
-            result, failed = self._add_staged(collection_id, label, staged, on_duplicate)
+            with self._database.transaction():
+                result, failed = self._add_staged(collection_id, label, staged, on_duplicate)
+                if prefill:
+                    result = replace(result, prefill=self.prefills.queue(result.document))
         except StorageError:
             with suppress(StorageError):  # what then stays, the next start removes
                 self._eraser.drop_unowned(staged.sha256)
@@ -251,7 +220,12 @@ class Library:
             self._corpus.move(document.id, DocumentState.DELETING)
             self._jobs.cancel_all(document.id)
         self._worker.leave(document.id)
+        self.prefills.leave(document.id)
         self._eraser.purge(document)
+
+    def prefill(self, scope: Scope, document_id: str) -> JobRecord:
+        """Queue the reading of a document by the model; see `Prefills.add`."""
+        return self.prefills.add(scope, document_id)
 
     def search(
         self,
@@ -305,6 +279,9 @@ class Library:
         with self._database.transaction():
             job = self._jobs.get(scope, job_id)
             self._jobs.ask_to_cancel(job.id)
+            if job.kind is JobKind.PREFILL:
+                self.prefills.cancel(job)
+                return self._jobs.get(scope, job_id)
             is_waiting = job.state is JobState.QUEUED  # perhaps put off by who holds it still
             if is_waiting or not (job.state.is_final or self._worker.cancel(job.document_id)):
                 document = self._corpus.find(job.document_id)
@@ -348,31 +325,30 @@ class Library:
     def _add_staged(
         self, collection_id: str, name: str, staged: StagedBlob, policy: DuplicatePolicy
     ) -> tuple[AddResult, DocumentRecord | None]:
-        """Decide and insert in one transaction, so that the same bytes sent twice meet once.
+        """Decide and insert, in one transaction, so that the same bytes sent twice meet once.
 
         Returns:
             The result, and a failed document of the same bytes that is now to be purged.
         """
-        with self._database.transaction():
-            twin = None
-            if policy is not DuplicatePolicy.KEEP:
-                twin = self._corpus.find_content(collection_id, staged.sha256)
-            if twin is not None and self._jobs.is_cancelling(twin.id):
-                twin = None  # it ends as failed, whoever else wants these bytes
-            failed = twin if twin is not None and twin.state is DocumentState.FAILED else None
-            if twin is not None and failed is None and _is_wanted(twin, policy):
-                self._corpus.add_alias(twin, name)
-                self._jobs.hurry(twin.id)
-                return AddResult(twin, self._jobs.of_document(twin.id), True), None
-            if failed is not None:
-                self._corpus.move(failed.id, DocumentState.DELETING)
-            document = _new_record(collection_id, name, staged)
-            fingerprint = self._embedder.fingerprint
-            self._corpus.add_collection(collection_id, fingerprint, document.created_ms)
-            replaces = twin.id if twin is not None and failed is None else None
-            self._corpus.add(document, replaces)
-            job = self._jobs.add(document, document.created_ms)
-            self._files.keep(staged)
+        twin = None
+        if policy is not DuplicatePolicy.KEEP:
+            twin = self._corpus.find_content(collection_id, staged.sha256)
+        if twin is not None and self._jobs.is_cancelling(twin.id):
+            twin = None  # it ends as failed, whoever else wants these bytes
+        failed = twin if twin is not None and twin.state is DocumentState.FAILED else None
+        if twin is not None and failed is None and _is_wanted(twin, policy):
+            self._corpus.add_alias(twin, name)
+            self._jobs.hurry(twin.id)
+            return AddResult(twin, self._jobs.of_document(twin.id), True), None
+        if failed is not None:
+            self._corpus.move(failed.id, DocumentState.DELETING)
+        document = _new_record(collection_id, name, staged)
+        fingerprint = self._embedder.fingerprint
+        self._corpus.add_collection(collection_id, fingerprint, document.created_ms)
+        replaces = twin.id if twin is not None and failed is None else None
+        self._corpus.add(document, replaces)
+        job = self._jobs.add(document, document.created_ms)
+        self._files.keep(staged)
         return AddResult(document, job, False), failed
 
 

@@ -4,7 +4,9 @@ import logging
 import time
 from collections.abc import Callable
 
-from ragflash import log, metrics
+from prometheus_client import Histogram
+
+from ragflash import log
 from ragflash.errors import NotFound
 from ragflash.rag.job_worker import JobControl
 from ragflash.rag.jobs import JobTable
@@ -13,7 +15,9 @@ from ragflash.rag.records import JobState, Scope
 _log = logging.getLogger(__name__)
 
 
-def measured(run: Callable[[JobControl], None], jobs: JobTable) -> Callable[[JobControl], None]:
+def measured(
+    run: Callable[[JobControl], None], jobs: JobTable, seconds_by_state: Histogram
+) -> Callable[[JobControl], None]:
     """Return `run` with a log line and a metric for each job that it ends.
 
     An interrupted job raises instead, and one that is put off has not ended. What is logged
@@ -30,8 +34,13 @@ def measured(run: Callable[[JobControl], None], jobs: JobTable) -> Callable[[Job
             if not state.is_final:
                 return
             seconds = time.monotonic() - started
-            metrics.INGEST_SECONDS.labels(state.value).observe(seconds)
-            fields = {"document_id": job.document_id, "state": state, "ms": round(1000 * seconds)}
+            seconds_by_state.labels(state.value).observe(seconds)
+            fields = {
+                "kind": job.kind,
+                "document_id": job.document_id,
+                "state": state,
+                "ms": round(1000 * seconds),
+            }
             _log.info("job ended", extra=fields)
         finally:
             log.request_id.reset(token)

@@ -126,3 +126,9 @@ def job_retries(db: Database) -> None:
         "ALTER TABLE jobs ADD COLUMN faults INTEGER NOT NULL DEFAULT 0",
         "ALTER TABLE jobs ADD COLUMN retry_at_ms INTEGER",
     )
+
+
+@MIGRATIONS(name="0006_job_kinds")
+def job_kinds(db: Database) -> None:
+    """What a job does; reading a document for the model is one besides taking it in."""
+    _run(db, "ALTER TABLE jobs ADD COLUMN kind TEXT NOT NULL DEFAULT 'ingest'")

@@ -1,54 +1,66 @@
-"""Reads a document before anybody asks, so that the first question finds it stored."""
+"""Has the model read a document before anybody asks, so that the first question finds it stored."""
 
-import asyncio
-import time
 import uuid
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
+from dataclasses import dataclass
 
+from ragflash import metrics
 from ragflash.engine.client import EngineClient
 from ragflash.engine.request import Failed, Finished, GenerateRequest, PrefillProgress
-from ragflash.rag.context import ContextPart, build_messages
+from ragflash.rag.context import ContextPart, document_messages
 from ragflash.rag.library import Library
 from ragflash.rag.plan import plan
-from ragflash.rag.records import AskMode, AskRequest, AskStatus, Prefilled, Scope
+from ragflash.rag.records import AskMode, AskRequest, DocumentRecord, Scope
 
 
-async def prefill(
-    library: Library, engine: EngineClient, scope: Scope, document_id: str
-) -> AsyncGenerator[AskStatus | Prefilled, None]:
-    """Read what a question about the whole document begins with; the last event is `Prefilled`.
+@dataclass(frozen=True, slots=True)
+class EngineReader:
+    """Reads documents of a library with an engine; what `Prefills` works with."""
 
-    Closing the iterator cancels the work.
+    library: Library
+    engine: EngineClient
 
-    Raises:
-        NotFound: The document is outside the scope, or cannot be asked yet.
-        ContextTooLong: It does not fit the model's context.
-        EngineError: The engine could not serve the request.
-    """
-    begun = time.monotonic()
-    asked = AskRequest(question="", document_ids=(document_id,), mode=AskMode.FULL)
-    chosen = await asyncio.to_thread(plan, library, engine, scope, asked)
-    (record,) = chosen.records
-    part = ContextPart(record, await asyncio.to_thread(library.document, scope, record.id))
-    request = GenerateRequest(
-        id=uuid.uuid4().hex,
-        messages=build_messages([part], "", mark=""),
-        namespace=chosen.namespace,
-        max_tokens=0,
-    )
-    async with aclosing(engine.generate(request)) as events:
-        async for event in events:
-            match event:
-                case PrefillProgress(done=done, total=total):
-                    yield AskStatus("reading", done, total)
-                case Failed(error=error):
-                    raise error
-                case Finished():
-                    yield Prefilled(
-                        record.id,
-                        event.usage,
-                        1000 * (time.monotonic() - begun),
-                        event.tier,
-                        event.miss_reason,
-                    )
+    def check(self, document: DocumentRecord) -> None:
+        """See that a question about the whole document fits the model; blocks.
+
+        Raises:
+            NotFound: It cannot be asked.
+            ContextTooLong: It does not fit.
+        """
+        asked = AskRequest(question="", document_ids=(document.id,), mode=AskMode.FULL)
+        plan(self.library, self.engine, _scope_of(document), asked)
+
+    async def read(
+        self, document: DocumentRecord
+    ) -> AsyncGenerator[PrefillProgress | Finished, None]:
+        """Read what everything about the document begins with, while the engine has nothing to do.
+
+        Closing the iterator cancels the work.
+
+        Raises:
+            EngineError: The engine could not serve the request.
+            ContextTooLong: The document does not fit.
+        """
+        part = ContextPart(document, self.library.document(_scope_of(document), document.id))
+        request = GenerateRequest(
+            id=uuid.uuid4().hex,
+            messages=document_messages(part),
+            namespace=document.collection_id,
+            max_tokens=0,
+            background=True,
+        )
+        async with aclosing(self.engine.generate(request)) as events:
+            async for event in events:
+                match event:
+                    case Failed(error=error):
+                        raise error
+                    case PrefillProgress():
+                        yield event
+                    case Finished():
+                        metrics.count_reuse(event.tier, event.miss_reason)
+                        yield event
+
+
+def _scope_of(document: DocumentRecord) -> Scope:
+    return Scope(frozenset({document.collection_id}))

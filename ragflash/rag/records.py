@@ -27,11 +27,15 @@ class Scope:
 
 
 class DocumentState(StrEnum):
-    """Where a document is on its way; nothing is `ready` with zero text."""
+    """Where a document is on its way; nothing is `ready` with zero text.
+
+    One that is `prefilling` is ready, or ready in part, and is being read beforehand.
+    """
 
     QUEUED = "queued"
     PARSING = "parsing"
     EMBEDDING = "embedding"
+    PREFILLING = "prefilling"
     READY = "ready"
     PARTIAL = "partial"
     FAILED = "failed"
@@ -40,7 +44,14 @@ class DocumentState(StrEnum):
     @property
     def is_searchable(self) -> bool:
         """Whether its text can be found and quoted."""
-        return self in {DocumentState.READY, DocumentState.PARTIAL}
+        return self in {DocumentState.READY, DocumentState.PARTIAL, DocumentState.PREFILLING}
+
+
+class JobKind(StrEnum):
+    """What a job does with a document: make it searchable, or have the model read it."""
+
+    INGEST = "ingest"
+    PREFILL = "prefill"
 
 
 class JobState(StrEnum):
@@ -107,8 +118,8 @@ class JobRecord:
     """One piece of background work on a document.
 
     Attributes:
-        stage: `parsing` or `embedding` while it runs.
-        done: Pages or chunks done in this stage, of `total`.
+        stage: `parsing` or `embedding` while it runs; `reading` of a prefill.
+        done: Pages, chunks or tokens done in this stage, of `total`.
         code: Error code when it failed, or was put off.
         detail: What went wrong and what to do.
         retry_at_ms: When a job that was put off is tried again, in ms since 1970.
@@ -125,6 +136,7 @@ class JobRecord:
     code: str | None = None
     detail: str | None = None
     retry_at_ms: int | None = None
+    kind: JobKind = JobKind.INGEST
 
 
 @dataclass(frozen=True, slots=True)
@@ -300,24 +312,6 @@ class Answer:
     cache_tier: CacheTier = CacheTier.NONE
     miss_reason: CacheMiss | None = None
     miss_field: str | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class Prefilled:
-    """A document has been read as far as every question about it is read alike.
-
-    Attributes:
-        usage: Nothing of `cached_tokens` had to be computed.
-        total_ms: That it took.
-        cache_tier: Where those were.
-        miss_reason: Why there were not more.
-    """
-
-    document_id: str
-    usage: Usage
-    total_ms: float
-    cache_tier: CacheTier
-    miss_reason: CacheMiss | None
 
 
 @dataclass(frozen=True, slots=True)

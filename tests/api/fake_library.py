@@ -15,6 +15,7 @@ from ragflash.rag.records import (
     DocumentRecord,
     DocumentState,
     DuplicatePolicy,
+    JobKind,
     JobRecord,
     JobState,
     Scope,
@@ -49,6 +50,7 @@ class FakeAdded:
     document: DocumentRecord
     job: JobRecord
     deduplicated: bool
+    prefill: JobRecord | None = None
 
 
 class FakeLibrary:
@@ -71,6 +73,8 @@ class FakeLibrary:
         name: str,
         source: BinaryIO | bytes,
         on_duplicate: DuplicatePolicy = DuplicatePolicy.REUSE,
+        *,
+        prefill: bool = False,
     ) -> FakeAdded:
         if self.failure is not None:
             raise self.failure
@@ -94,7 +98,17 @@ class FakeLibrary:
         )
         self.records[record.id] = record
         self.jobs[job.id] = job
-        return FakeAdded(record, job, deduplicated=False)
+        read = self.prefill(scope, record.id) if prefill else None
+        return FakeAdded(record, job, False, read)
+
+    def prefill(self, scope: Scope, document_id: str) -> JobRecord:
+        record = self.get(scope, document_id)
+        name = f"read_{record.id}"
+        job = JobRecord(
+            name, record.collection_id, record.id, JobState.QUEUED, "", 0, 3, 1,
+            kind=JobKind.PREFILL,
+        )  # fmt: skip
+        return self.jobs.setdefault(name, job)
 
     def _record(self, collection_id: str, name: str, content: bytes, sha256: str) -> DocumentRecord:
         document_id = f"doc_{len(self.records) + 1}"

@@ -9,7 +9,6 @@ from fastapi import FastAPI
 
 from ragflash.api.app import create_app
 from ragflash.api.deps import ApiConfig, Services
-from ragflash.engine.cache import CacheTier
 from ragflash.engine.request import (
     Delta,
     EngineInfo,
@@ -36,7 +35,6 @@ from ragflash.rag.records import (
     CitationFound,
     PageBox,
     PageRange,
-    Prefilled,
     QuoteMatch,
     Scope,
 )
@@ -113,6 +111,9 @@ class FakeEngine(Scripted):
     def info(self) -> EngineInfo:
         return INFO
 
+    def tokenize(self, text: str) -> tuple[int, ...]:
+        return tuple(map(ord, text))
+
     def stored_bytes(self) -> dict[str, int]:
         return self.in_memory
 
@@ -171,18 +172,6 @@ class FakeAnswerer(Scripted):
         super().__init__(script or unfolding())
         self._library = library
         self.requests: list[AskRequest] = []
-        self.prefills: list[str] = []
-
-    async def prefill(
-        self, scope: Scope, document_id: str
-    ) -> AsyncGenerator[AskStatus | Prefilled, None]:
-        self.prefills.append(document_id)
-        self._library.get(scope, document_id)
-        yield AskStatus("reading", 20, 40)
-        async for event in self.play():
-            if isinstance(event, AskStatus) and event.stage == "reading":
-                yield event
-        yield Prefilled(document_id, Usage(40, 0, 10), 12.3456, CacheTier.DEVICE, "none_stored")
 
     async def ask(self, scope: Scope, request: AskRequest) -> AsyncGenerator[AskEvent, None]:
         self.requests.append(request)

@@ -1,7 +1,6 @@
-import pytest
+import json
 
 from ragflash.engine.cache import CacheTier
-from ragflash.rag.records import AskStatus
 from tests.api.fakes import World, events_of
 
 
@@ -62,31 +61,29 @@ def test_a_session_is_pinned_unpinned_and_deleted(world: World) -> None:
     assert world.send("DELETE", f"/v1/sessions/{id_}").status_code == 404
 
 
-def test_a_document_is_read_before_anybody_asks(world: World) -> None:
+def test_a_document_is_read_before_anybody_asks_by_a_job(world: World) -> None:
     document = world.add_text()
     reply = world.send("POST", f"/v1/documents/{document}/prefill")
-    assert reply.json() == {
-        "object": "prefilled",
-        "document": document,
-        "usage": {"prompt_tokens": 40, "completion_tokens": 0, "cached_tokens": 10},
-        "total_ms": 12.346,
-        "cache_tier": "device",
-        "miss_reason": "none_stored",
-    }
+    assert reply.status_code == 202
+    job = reply.json()
+    assert (job["kind"], job["document"], job["state"]) == ("prefill", document, "queued")
+    again = world.send("POST", f"/v1/documents/{document}/prefill").json()
+    assert again["id"] == job["id"]
+    events = events_of(world.send("GET", f"/v1/jobs/{job['id']}/events"))
+    assert [json.loads(data)["done"] for _, data in events] == [1, 2, 3]
+    cancelled = world.send("POST", f"/v1/jobs/{job['id']}/cancel").json()
+    assert cancelled["kind"] == "prefill"
 
 
-def test_its_progress_can_be_followed(world: World) -> None:
-    document = world.add_text()
-    world.answerer.script = [AskStatus("reading", 40, 40)]
-    reply = world.send("POST", f"/v1/documents/{document}/prefill?stream=true")
-    events = events_of(reply)
-    assert [name for name, _ in events] == ["status", "status", "prefilled"]
-    assert '"done":40' in events[1][1]
+def test_a_document_can_be_read_as_soon_as_it_is_there(world: World) -> None:
+    body = {"text": "Records are kept.", "name": "law.txt"}
+    taken = world.send("POST", "/v1/documents?prefill=true", json=body).json()
+    assert (taken["job"]["kind"], taken["prefill"]["kind"]) == ("ingest", "prefill")
+    assert world.send("POST", "/v1/documents", json=body | {"text": "x"}).json()["prefill"] is None
 
 
-@pytest.mark.parametrize("query", ["", "?stream=true"])
-def test_an_unknown_document_cannot_be_read(world: World, query) -> None:
-    reply = world.send("POST", f"/v1/documents/doc_9/prefill{query}")
+def test_an_unknown_document_cannot_be_read(world: World) -> None:
+    reply = world.send("POST", "/v1/documents/doc_9/prefill")
     assert (reply.status_code, reply.json()["code"]) == (404, "not_found")
 
 
@@ -100,11 +97,12 @@ def test_without_sessions_there_are_none_and_the_rest_says_why() -> None:
         ("DELETE", "/v1/sessions/00/pin"),
         ("DELETE", "/v1/sessions/00"),
         ("POST", f"/v1/documents/{document}/prefill"),
+        ("POST", "/v1/documents?prefill=true"),
     ):
         reply = world.send(method, path)
         assert reply.status_code == 409
         assert "RAGFLASH_SESSIONS_GB" in reply.json()["detail"]
-    assert world.answerer.prefills == []
+    assert len(world.library.jobs) == len(world.library.records) == 1
     world.library.close()
 
 

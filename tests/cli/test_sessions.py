@@ -4,7 +4,10 @@ from collections.abc import Iterator
 
 import pytest
 
+from ragflash.engine.request import PrefillProgress
+from ragflash.errors import EngineError
 from ragflash.rag.library import Library, LibraryConfig
+from tests.api.fakes import spoken
 from tests.rag.conftest import HashEmbedder
 from tests.sessions.samples import DOCUMENT, RULES, bytes_of, flip, open_folder, record_of
 
@@ -122,3 +125,44 @@ def test_what_is_beyond_the_quota_goes(run_json, ids, monkeypatch):
     monkeypatch.setenv("RAGFLASH_SESSIONS_GB", "0")
     assert run_json("sessions", "gc") == {"files": 0, "file_bytes": 0}
     assert run_json("sessions", "list")["enabled"] is False
+
+
+@pytest.fixture
+def reading(engine):
+    """An engine that reads what it is given in two steps."""
+    engine.script = [PrefillProgress("r", 20, 40), *spoken()]
+    return engine
+
+
+def test_a_document_is_read_ahead(run, run_json, law, reading):
+    run("ingest", law)
+    read = run_json("sessions", "prefill", "law.txt")
+    assert (read["kind"], read["state"], read["done"], read["total"]) == ("prefill", "done", 40, 40)
+    (request,) = reading.requests
+    assert (request.background, request.max_tokens) == (True, 0)
+    assert reading.closed
+    shown = run("sessions", "prefill", "law.txt")
+    assert "law.txt is read: 40 tokens" in shown.stdout
+    assert "law.txt: reading 40 of 40" in shown.stderr
+
+
+def test_documents_are_read_as_they_are_taken_in(run, run_json, law, reading):
+    taken = run_json("ingest", law, "--prefill")
+    assert taken["documents"][0]["state"] == "ready"
+    assert len(reading.requests) == 1
+    run_json("ingest", law)
+    assert len(reading.requests) == 1
+
+
+def test_what_cannot_be_read_is_told(run, law, reading, monkeypatch):
+    run("ingest", law)
+    assert run("sessions", "prefill", "none.txt").exit_code == 3
+    reading.script = [EngineError("the card is gone")]
+    failed = run("ingest", law, "--prefill")
+    assert failed.exit_code == 1
+    assert "the card is gone" in failed.stderr
+    monkeypatch.setenv("RAGFLASH_SESSIONS_GB", "0")
+    for arguments in (("sessions", "prefill", "law.txt"), ("ingest", law, "--prefill")):
+        refused = run(*arguments)
+        assert refused.exit_code == 2
+        assert "RAGFLASH_SESSIONS_GB" in refused.stderr

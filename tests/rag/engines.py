@@ -1,7 +1,8 @@
 """An engine that plays a script: it quotes what it is told to, writes what it is told to."""
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 
 from ragflash.engine.constraint import QuoteFrom
@@ -88,6 +89,7 @@ class ScriptedEngine:
     generated: list[GenerateRequest] = field(default_factory=list)
     scored: list[ScoreRequest] = field(default_factory=list)
     running: int = 0
+    attending: int = 0
 
     def info(self) -> EngineInfo:
         return EngineInfo(
@@ -97,6 +99,14 @@ class ScriptedEngine:
     def tokenize(self, text: str) -> tuple[int, ...]:
         """One token a character."""
         return tuple(map(ord, text))
+
+    @contextmanager
+    def attended(self) -> Iterator[None]:
+        self.attending += 1
+        try:
+            yield
+        finally:
+            self.attending -= 1
 
     async def score(self, request: ScoreRequest) -> Scored:
         self.scored.append(request)

@@ -7,13 +7,13 @@ from dataclasses import replace
 import pytest
 
 from ragflash.engine.cache import CacheMiss, CacheTier
-from ragflash.engine.request import ChatMessage, GenerateRequest, SegmentKind, TextSegment
+from ragflash.engine.request import ChatMessage, Finished, GenerateRequest, SegmentKind, TextSegment
 from ragflash.errors import InputError, NotFound
 from ragflash.gguf.chat_template import ChatTemplate
 from ragflash.gguf.template_builtin import BUILTIN_TEMPLATES
 from ragflash.rag.conversation import Conversations
-from ragflash.rag.prefill import prefill
-from ragflash.rag.records import Prefilled, Scope
+from ragflash.rag.prefill import EngineReader
+from ragflash.rag.records import Scope
 from tests.engine.harness import toy_engine
 from tests.engine.toys import ToyModel, byte_tokenizer, random_logits
 from tests.rag.asking import PUMP
@@ -77,11 +77,11 @@ def text_of(placed):
 
 
 def read_ahead(shelf, engine, id_):
-    async def last():
-        return [event async for event in prefill(shelf.library, engine.client, shelf.scope, id_)]
+    async def read():
+        document = shelf.library.get(shelf.scope, id_)
+        return [event async for event in EngineReader(shelf.library, engine.client).read(document)]
 
-    read = asyncio.run(last())[-1]
-    assert isinstance(read, Prefilled)
+    assert isinstance(asyncio.run(read())[-1], Finished)
 
 
 def test_two_clients_share_a_document(shelf, engine):

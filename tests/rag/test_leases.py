@@ -14,7 +14,7 @@ from ragflash.rag.job_worker import JobControl
 from ragflash.rag.jobs import MAX_ATTEMPTS, JobInterrupted, JobTable
 from ragflash.rag.library import _new_record
 from ragflash.rag.migrations import MIGRATIONS
-from ragflash.rag.records import DocumentState, DuplicatePolicy, JobState, Scope
+from ragflash.rag.records import DocumentState, DuplicatePolicy, JobKind, JobState, Scope
 
 MINE = Scope(frozenset({"mine"}))
 
@@ -39,51 +39,51 @@ def table(database, tmp_path) -> JobTable:
 
 
 def test_a_job_has_one_claimant(table):
-    assert table.claim("one").job.state is JobState.RUNNING
-    assert table.claim("two") is None
-    assert table.claim("one") is not None
+    assert table.claim("one", JobKind.INGEST).job.state is JobState.RUNNING
+    assert table.claim("two", JobKind.INGEST) is None
+    assert table.claim("one", JobKind.INGEST) is not None
 
 
 def test_a_lease_that_ran_out_is_free(table, monkeypatch):
-    first = table.claim("one")
+    first = table.claim("one", JobKind.INGEST)
     now_ms = jobs.now_ms()
     monkeypatch.setattr(jobs, "now_ms", lambda: now_ms + jobs.LEASE_MS + 1)
     assert table.renew(first)
-    assert table.claim("two") is None
+    assert table.claim("two", JobKind.INGEST) is None
     monkeypatch.setattr(jobs, "now_ms", lambda: now_ms + 3 * jobs.LEASE_MS)
-    assert table.claim("two").attempts == 2
+    assert table.claim("two", JobKind.INGEST).attempts == 2
     assert not table.renew(first)
 
 
 def test_a_claimant_that_lost_its_lease_stops_before_it_writes(table, monkeypatch):
-    control = JobControl(table.claim("one"), table, threading.Event())
+    control = JobControl(table.claim("one", JobKind.INGEST), table, threading.Event())
     control.hold()
-    table.take_over("two")
-    table.claim("two")
+    table.take_over("two", JobKind.INGEST)
+    table.claim("two", JobKind.INGEST)
     with pytest.raises(JobInterrupted):
         control.hold()
 
 
 def test_what_dead_owners_held_is_free_at_once(table):
-    table.claim("dead")
-    table.take_over("two")
-    assert table.claim("two").attempts == 2
+    table.claim("dead", JobKind.INGEST)
+    table.take_over("two", JobKind.INGEST)
+    assert table.claim("two", JobKind.INGEST).attempts == 2
 
 
 def test_only_a_step_forward_gives_new_attempts(table):
-    table.claim("one")
-    second = table.claim("one")
+    table.claim("one", JobKind.INGEST)
+    second = table.claim("one", JobKind.INGEST)
     assert second.attempts == 2
     table.advance(second, 1)
-    third = table.claim("one")
+    third = table.claim("one", JobKind.INGEST)
     assert third.attempts == 2
     table.advance(third, 1)
-    assert table.claim("one").attempts == 3
+    assert table.claim("one", JobKind.INGEST).attempts == 3
 
 
 def test_a_job_given_back_counts_as_not_begun(table):
-    table.release(table.claim("one"))
-    assert table.claim("two").attempts == 1
+    table.release(table.claim("one", JobKind.INGEST))
+    assert table.claim("two", JobKind.INGEST).attempts == 1
 
 
 def test_closing_again_and_again_is_no_crash(open_library, parser):
@@ -149,8 +149,8 @@ def test_jobs_of_an_earlier_release_go_on(open_library, tmp_path, parser):
     assert parser.entered.wait(30)
     library.close()
     connection = sqlite3.connect(tmp_path / "data" / "library.sqlite")
-    added = ("owner", "lease_until_ms", "attempts", "mark", "cancelling", "faults", "retry_at_ms")
-    for column in added:
+    leases = ("owner", "lease_until_ms", "attempts", "mark", "cancelling")
+    for column in (*leases, "faults", "retry_at_ms", "kind"):
         connection.execute(f"ALTER TABLE jobs DROP COLUMN {column}")
     connection.execute("DELETE FROM _sqlite_migrations WHERE name >= '0004'")
     connection.commit()

@@ -70,16 +70,27 @@ async def add_document(
     services: Provided,
     on_duplicate: DuplicatePolicy = DuplicatePolicy.REUSE,
     wait: Annotated[float, Query(ge=0, le=MAX_WAIT_S)] = 0,
+    *,
+    prefill: bool = False,
 ) -> UploadOut:
     """Take a file (multipart, part `file`) or a text (JSON); reading it goes on in a job.
 
     With `wait` the reply comes when the job has ended, at the latest after so many seconds. Bytes
-    that are already there answer 200 with `deduplicated`.
+    that are already there answer 200 with `deduplicated`. With `prefill` the model reads it too,
+    once it is ready and when there is time: that is a job of its own.
     """
     library = services.library
+    if prefill:
+        _ = services.sessions  # it makes no sense without, and is refused
     async with _received(request, services.config.max_upload_bytes) as (name, source):
         added = await asyncio.to_thread(
-            library.add, scope, DEFAULT_COLLECTION, name, source, on_duplicate=on_duplicate
+            library.add,
+            scope,
+            DEFAULT_COLLECTION,
+            name,
+            source,
+            on_duplicate=on_duplicate,
+            prefill=prefill,
         )
     record, job = added.document, added.job
     if wait:
@@ -93,6 +104,7 @@ async def add_document(
         document=DocumentOut.of(record),
         job=JobOut.of(job),
         deduplicated=added.deduplicated,
+        prefill=None if added.prefill is None else JobOut.of(added.prefill),
     )
 
 

@@ -1,22 +1,20 @@
 """Remembered prompts: look at their files, keep or remove them, read a document beforehand."""
 
-from collections.abc import AsyncGenerator, Mapping
-from contextlib import aclosing, suppress
+from collections.abc import Mapping
+from contextlib import suppress
 
-from fastapi import APIRouter, Request
-from fastapi.responses import Response
+from fastapi import APIRouter
 
 from ragflash.api.deps import CallerScope, Provided, Services
 from ragflash.api.openapi import refusals
+from ragflash.api.schemas import JobOut
 from ragflash.api.session_schemas import (
-    PrefilledOut,
     SessionListOut,
     SessionOut,
     collections_of,
 )
-from ragflash.api.sse import STREAMED, EventStream, encode, until_disconnect
 from ragflash.errors import NotFound
-from ragflash.rag.records import AskStatus, Prefilled, Scope
+from ragflash.rag.records import Scope
 from ragflash.sessions import SessionInfo
 
 router = APIRouter(tags=["sessions"])
@@ -67,27 +65,18 @@ def delete_session(session_id: str, scope: CallerScope, services: Provided) -> N
 
 @router.post(
     "/v1/documents/{document_id}/prefill",
-    response_model=PrefilledOut,
-    responses=refusals(400, 404, 409, 422, 429, 503) | STREAMED,
+    status_code=202,
+    responses=refusals(400, 404, 409, 503),
 )
-async def prefill_document(
-    document_id: str,
-    scope: CallerScope,
-    services: Provided,
-    request: Request,
-    *,
-    stream: bool = False,
-) -> Response | PrefilledOut:
-    """Read a document, so that the first question about it need not wait for that.
+def prefill_document(document_id: str, scope: CallerScope, services: Provided) -> JobOut:
+    """Have a document read before anybody asks, while the model has nothing else to do.
 
-    It is written to its file within seconds of the reply. With `stream` the events are `status`
-    and, last, `prefilled` (the same object as without) or `error`. Leaving cancels the work.
+    The job counts tokens; a document whose job waits or runs already has no second one. The
+    document is `prefilling` while the job runs, and can be asked as before. What was read is in its
+    file within seconds of the job's end.
     """
     _ = services.sessions
-    events = services.answerer.prefill(scope, document_id)
-    if stream:
-        return _stream(events, request.url.path, services.config.heartbeat_s)
-    return PrefilledOut.of(await until_disconnect(request.receive, _last(events)))
+    return JobOut.of(services.library.prefill(scope, document_id))
 
 
 def _visible(services: Services, scope: Scope) -> list[SessionInfo]:
@@ -114,32 +103,3 @@ def _described(
         with suppress(NotFound):  # deleted a moment ago
             names[document_id] = services.library.get(scope, document_id).name
     return SessionOut.of_file(info, names, in_memory.get(info.id, 0))
-
-
-async def _last(events: AsyncGenerator[AskStatus | Prefilled, None]) -> Prefilled:
-    async with aclosing(events):
-        async for event in events:
-            if isinstance(event, Prefilled):
-                return event
-    raise AssertionError("a prefill ends with its result or an error")
-
-
-def _stream(
-    events: AsyncGenerator[AskStatus | Prefilled, None], path: str, beat_s: float
-) -> EventStream:
-    last = _encode(AskStatus("queued"))
-
-    async def encoded() -> AsyncGenerator[bytes, None]:
-        nonlocal last
-        async with aclosing(events):
-            async for event in events:
-                last = _encode(event)
-                yield last
-
-    return EventStream(encoded(), path=path, beat=lambda: last, beat_s=beat_s, error_event="error")
-
-
-def _encode(event: AskStatus | Prefilled) -> bytes:
-    if isinstance(event, Prefilled):
-        return encode(PrefilledOut.of(event).model_dump_json(), "prefilled")
-    return encode({"stage": event.stage, "done": event.done, "total": event.total}, "status")
