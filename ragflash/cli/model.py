@@ -133,6 +133,7 @@ def plan(
                 "most_context_tokens": most,
                 "parts": {part.name: part.num_bytes for part in planned.parts},
                 "host_weight_bytes": shape.host_weight_bytes,
+                "host_pinned_bytes": planner.pinned_bytes(shape),
                 "alternatives": dict(others),
             }
         )
@@ -233,9 +234,11 @@ def _print_plan(
     plain, packed = (planner.kv_bytes(shape, 32, name) for name in ("f16", options.kv_format))
     if packed != plain:
         output.say(f"\nKeys and values take {plain / packed:.2f} times less than in f16.")
-    if shape.host_weight_bytes:
-        held = shape.host_weight_bytes / _GIB
-        output.say(f"\n{held:.3f} GiB of embeddings stay in the computer's own memory.")
+    held, pinned = shape.host_weight_bytes / _GIB, planner.pinned_bytes(shape) / _GIB
+    output.say(
+        f"\nOf the computer's own memory {held:.3f} GiB hold embeddings, and {pinned:.3f} GiB are "
+        "pinned where prompts are kept in files."
+    )
     if planned.fits:
         left = planned.left_bytes / _GIB
         output.say(f"\nIt fits; {left:.2f} GiB are left, enough for {most:,} tokens of context.")

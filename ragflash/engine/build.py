@@ -168,7 +168,7 @@ def _core(
     )
     store, files = SegmentTree(placed.allocators), None
     if archive is not None:
-        files = FileTier(archive, mover_of(placed.pages), store, identity, state_shapes)
+        files = FileTier(archive, mover_of(placed.pages, state_shapes), store, identity)
     scheduler = Scheduler(
         allocators=placed.allocators,
         store=store,

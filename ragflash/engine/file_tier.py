@@ -75,10 +75,9 @@ class FileTier:
 
     Args:
         archive: Of segments.
-        mover: Of the pages; closed with the tier.
+        mover: Of pages and states; closed with the tier.
         store: Of segments in memory; its identities are digests of `identity`.
         identity: All that keys and values depend on but tokens.
-        state_shapes: Tensors like those of a snapshot of the model.
     """
 
     def __init__(
@@ -87,13 +86,11 @@ class FileTier:
         mover: PageMover,
         store: SegmentStore,
         identity: Identity,
-        state_shapes: tuple[torch.Tensor, ...],
     ) -> None:
         self._archive = archive
         self._mover = mover
         self._store = store
         self._identity = identity
-        self._state_shapes = state_shapes
         self._dropped: set[str] = set()
 
     def close(self) -> None:
@@ -238,7 +235,7 @@ class FileTier:
                 (self._store.commit if is_read else self._store.abandon)(pending)
 
     def _archived(self, prefix: ArchiveHit) -> ArchivedSegment:
-        state = self._mover.new_state(self._state_shapes)
+        state = self._mover.new_state()
         return ArchivedSegment(state, frozenset(prefix.source_ids), prefix.prefill_seconds)
 
     def _lay_out(

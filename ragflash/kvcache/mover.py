@@ -19,9 +19,9 @@ from ragflash.kvcache.allocator import PageForm
 from ragflash.kvcache.archive import PIECE_BYTES, Landing, MemoryLanding
 from ragflash.kvcache.copies import Copies, Ring, StreamCopies, Wait
 from ragflash.kvcache.pages import KVPages
+from ragflash.kvcache.planner import RING_BYTES, SPARE_STATES
 
-RING_SLOTS = 32
-"""A reading thread fills one while those that it filled before are copied."""
+_RING_SLOTS = RING_BYTES // PIECE_BYTES
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,7 +39,7 @@ class PageMover(Protocol):
     def page_bytes(self, form: PageForm) -> int:
         """Return the size of a page; 0 when the model has no attention."""
 
-    def new_state(self, like: Sequence[torch.Tensor]) -> tuple[torch.Tensor, ...]:
+    def new_state(self) -> tuple[torch.Tensor, ...]:
         """Return memory of the host for a recurrent state, which `Model.restore` reads fast."""
 
     def filling(self) -> AbstractContextManager[None]:
@@ -68,18 +68,24 @@ class PageMover(Protocol):
 
 
 class HostMover(PageMover):
-    """Of pages on the host."""
+    """Of pages on the host.
 
-    def __init__(self, pages: KVPages) -> None:
+    Args:
+        pages: On the host.
+        state_shapes: Tensors like those of a snapshot.
+    """
+
+    def __init__(self, pages: KVPages, state_shapes: Sequence[torch.Tensor]) -> None:
         self._pages = pages
+        self._state_shapes = state_shapes
 
     def page_bytes(self, form: PageForm) -> int:
         """See `PageMover`."""
         return self._pages.page(form, 0).nbytes
 
-    def new_state(self, like: Sequence[torch.Tensor]) -> tuple[torch.Tensor, ...]:
+    def new_state(self) -> tuple[torch.Tensor, ...]:
         """See `PageMover`."""
-        return tuple(torch.empty_like(state, device="cpu") for state in like)
+        return tuple(torch.empty_like(shape, device="cpu") for shape in self._state_shapes)
 
     def filling(self) -> AbstractContextManager[None]:
         """See `PageMover`: whoever computes is the one that waits for the landings."""
@@ -111,34 +117,36 @@ class DeviceMover(PageMover):
 
     Args:
         pages: On the device.
+        state_shapes: Tensors like those of a snapshot.
         copies: Between it and the host.
-        num_slots: Of the ring.
+        num_slots: Of the ring. A reading thread fills one while others that it filled are copied.
         slot_bytes: What is copied at once.
     """
 
     def __init__(
         self,
         pages: KVPages,
+        state_shapes: Sequence[torch.Tensor],
         copies: Copies,
         *,
-        num_slots: int = RING_SLOTS,
+        num_slots: int = _RING_SLOTS,
         slot_bytes: int = PIECE_BYTES,
     ) -> None:
         self._pages = pages
         self._copies = copies
         self._slot_bytes = slot_bytes
         self._ring = Ring(copies.pinned(num_slots, slot_bytes))
+        self._state_shapes = state_shapes
+        self._spare = [self._pin_state() for _ in range(SPARE_STATES)]
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="ragflash-fetches")
 
     def page_bytes(self, form: PageForm) -> int:
         """See `PageMover`."""
         return self._pages.page(form, 0).nbytes
 
-    def new_state(self, like: Sequence[torch.Tensor]) -> tuple[torch.Tensor, ...]:
-        """See `PageMover`."""
-        return tuple(
-            self._copies.pinned(state.nbytes).view(state.dtype).view(state.shape) for state in like
-        )
+    def new_state(self) -> tuple[torch.Tensor, ...]:
+        """See `PageMover`; the first ones were pinned at the start."""
+        return self._spare.pop() if self._spare else self._pin_state()
 
     @contextmanager
     def filling(self) -> Iterator[None]:
@@ -162,6 +170,12 @@ class DeviceMover(PageMover):
     def close(self) -> None:
         """See `PageMover`."""
         self._thread.shutdown()
+
+    def _pin_state(self) -> tuple[torch.Tensor, ...]:
+        return tuple(
+            self._copies.pinned(shape.nbytes).view(shape.dtype).view(shape.shape)
+            for shape in self._state_shapes
+        )
 
     def _fetch(
         self, computed: Wait, images: Sequence[PageImage], state: Sequence[torch.Tensor]
@@ -204,10 +218,12 @@ class _DeviceLanding(Landing):
             slot.wait = self.copies.start(slot.tensor[:num_bytes], self.target[at])
 
 
-def mover_of(pages: KVPages) -> PageMover:
-    """Return a mover of pages, wherever they are."""
+def mover_of(pages: KVPages, state_shapes: Sequence[torch.Tensor]) -> PageMover:
+    """Return a mover of pages, wherever they are, and of states like those of a snapshot."""
     device = pages.page(PageForm.EXACT, 0).device
-    return HostMover(pages) if device.type == "cpu" else DeviceMover(pages, StreamCopies(device))
+    if device.type == "cpu":
+        return HostMover(pages, state_shapes)
+    return DeviceMover(pages, state_shapes, StreamCopies(device))
 
 
 def landing_in(tensor: torch.Tensor) -> Landing:

@@ -23,6 +23,8 @@ CHUNK_ROWS = (64, 128, 256, 512, 1024, PREFILL_ROWS)  # that chunks of a prompt 
 # Rows times values of the largest matrices; with more, a card works for longer than launches take.
 MOST_CAPTURED_WORK = 20_000_000_000
 SPARE_BYTES = 1 << 30  # left free for the driver and the desktop
+RING_BYTES = 128 << 20  # of the host, pinned: what stored prompts go through
+SPARE_STATES = 2  # pinned for the first prompt that is read back: its rules, and its document
 
 _GIB = 1 << 30
 
@@ -151,6 +153,11 @@ class MemoryPlan:
 def kv_bytes(shape: ModelShape, num_tokens: int, kv_format: KVFormatName) -> int:
     """Return what keys and values of so many tokens take."""
     return num_tokens * KV_FORMATS[kv_format].stored_bytes(shape.kv_values)
+
+
+def pinned_bytes(shape: ModelShape) -> int:
+    """Return the memory of the host that is pinned at the start to read stored prompts back."""
+    return RING_BYTES + SPARE_STATES * shape.state_bytes
 
 
 def exact_pages(options: PlanOptions) -> int:

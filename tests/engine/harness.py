@@ -20,7 +20,7 @@ from ragflash.kvcache.copies import Copies
 from ragflash.kvcache.formats import KVFormatName
 from ragflash.kvcache.grid import Grid, PageAllocators
 from ragflash.kvcache.identity import Identity
-from ragflash.kvcache.mover import DeviceMover, PageMover, mover_of
+from ragflash.kvcache.mover import DeviceMover, mover_of
 from ragflash.kvcache.pages import KVPages, PackedPool, PagePool
 from ragflash.kvcache.tree import SegmentTree
 from ragflash.speculative.drafter import Draft
@@ -83,20 +83,20 @@ def make_pages(
     )
 
 
-def make_mover(pages: KVPages, copies: Copies | None) -> PageMover:
-    return mover_of(pages) if copies is None else DeviceMover(pages, copies, num_slots=3)
-
-
 def make_tier(
     archive: SegmentArchive | None,
     runner: Runner,
     store: SegmentTree,
     identity: Identity | None,
-    mover: PageMover,
+    pages: KVPages,
+    copies: Copies | None,
 ) -> FileTier | None:
     if archive is None or identity is None:
         return None
-    return FileTier(archive, mover, store, identity, runner.state_shapes())
+    shapes = runner.state_shapes()
+    if copies is None:
+        return FileTier(archive, mover_of(pages, shapes), store, identity)
+    return FileTier(archive, DeviceMover(pages, shapes, copies, num_slots=3), store, identity)
 
 
 @contextmanager
@@ -127,7 +127,7 @@ def toy_engine(
     pages, allocators = make_pages(model, kv_format, num_pages, num_packed_pages, grid_tokens)
     store = SegmentTree(allocators)
     runner = Runner(model, pages, vocab_size=tokenizer.vocab_size)
-    files = make_tier(archive, runner, store, identity, make_mover(pages, copies))
+    files = make_tier(archive, runner, store, identity, pages, copies)
     name = identity.digest if identity else "toy"
     scheduler = Scheduler(
         allocators=allocators,

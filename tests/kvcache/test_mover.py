@@ -3,6 +3,7 @@
 import random
 from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -13,6 +14,7 @@ from ragflash.kvcache.allocator import PAGE_TOKENS, PageForm
 from ragflash.kvcache.archive import Landing
 from ragflash.kvcache.mover import DeviceMover, HostMover, PageImage, landing_in, mover_of
 from ragflash.kvcache.pages import KVLayout, KVPages, LayerKV, PackedPool, PagePool
+from ragflash.kvcache.planner import pinned_bytes
 from tests.kvcache.late_copies import LateCopies
 
 LAYOUT = KVLayout((LayerKV(2, 32), LayerKV(1, 64)), torch.float32)
@@ -24,11 +26,17 @@ def make_pages() -> KVPages:
     return KVPages(PagePool(LAYOUT, NUM_PAGES), PackedPool(LAYOUT, "q8_0", NUM_PAGES))
 
 
+STATE = (torch.empty(3, 5), torch.empty(2, 7, dtype=torch.float16))
+
+
 def make_mover(pages: KVPages, copies: LateCopies, num_slots: int = 3) -> DeviceMover:
-    return DeviceMover(pages, copies, num_slots=num_slots, slot_bytes=PIECE_BYTES)
+    return DeviceMover(pages, STATE, copies, num_slots=num_slots, slot_bytes=PIECE_BYTES)
 
 
-MOVERS = {"host": HostMover, "device": lambda pages: make_mover(pages, LateCopies())}
+MOVERS = {
+    "host": lambda pages: HostMover(pages, STATE),
+    "device": lambda pages: make_mover(pages, LateCopies()),
+}
 
 
 def content(at: int, num_bytes: int) -> bytes:
@@ -162,21 +170,36 @@ def test_a_copy_has_nothing_of_what_a_page_held_before(name):
 @pytest.mark.parametrize("name", MOVERS)
 def test_a_state_lands_in_memory_of_its_own(name):
     mover = MOVERS[name](make_pages())
-    like = (torch.empty(3, 5), torch.empty(2, 7, dtype=torch.float16))
-    states = [mover.new_state(like) for _ in range(2)]
+    states = [mover.new_state() for _ in range(4)]
     for at, state in enumerate(states):
         for tensor in state:
             landing = landing_in(tensor)
             fill(landing, slice(0, landing.num_bytes), content(at, landing.num_bytes))
     for at, state in enumerate(states):
-        assert [(one.shape, one.dtype) for one in state] == [(one.shape, one.dtype) for one in like]
+        assert [(one.shape, one.dtype) for one in state] == [
+            (one.shape, one.dtype) for one in STATE
+        ]
         assert [bytes_of(one) for one in state] == [content(at, one.nbytes) for one in state]
     mover.close()
 
 
+def test_what_is_pinned_is_what_the_plan_says():
+    shape = SimpleNamespace(state_bytes=sum(tensor.nbytes for tensor in STATE))
+    pinned = []
+
+    class Counted(LateCopies):
+        def pinned(self, *shape: int) -> torch.Tensor:
+            memory = super().pinned(*shape)
+            pinned.append(memory.nbytes)
+            return memory
+
+    DeviceMover(make_pages(), STATE, Counted()).close()
+    assert sum(pinned) == pinned_bytes(shape)
+
+
 def test_pages_of_the_host_are_read_in_place():
     pages = make_pages()
-    mover = mover_of(pages)
+    mover = mover_of(pages, STATE)
     assert isinstance(mover, HostMover)
     landing = mover.landing(PageForm.PACKED, 2)
     with mover.filling():
