@@ -139,11 +139,15 @@ ENGINE_METRICS: dict[str, tuple[Kind, str, str]] = {
         "ragflash_completion_tokens_total",
         "Output tokens of finished requests.",
     ),
-    "drafted_tokens": (Kind.COUNTER, "ragflash_drafted_tokens_total", "Tokens that were drafted."),
+    "drafted_tokens": (
+        Kind.COUNTER,
+        "ragflash_drafted_tokens_total",
+        "Tokens that were drafted, by source.",
+    ),
     "accepted_tokens": (
         Kind.COUNTER,
         "ragflash_accepted_tokens_total",
-        "Drafted tokens that became output.",
+        "Drafted tokens that became output, by source.",
     ),
     "forward_steps": (Kind.COUNTER, "ragflash_forward_steps_total", "Calls of the model."),
     "forward_rows": (Kind.COUNTER, "ragflash_forward_rows_total", "Rows that they computed."),
@@ -159,7 +163,7 @@ ENGINE_METRICS: dict[str, tuple[Kind, str, str]] = {
 
 
 Numbers = Mapping[str, float | Mapping[str, int]]
-"""Numbers by name; what is counted by reason is a mapping of its own."""
+"""Numbers by name; what is counted by source or reason is a mapping of its own."""
 
 # Number of the folder of session files, or of its writer → metric.
 SESSION_METRICS: dict[str, tuple[Kind, str, str]] = {
@@ -222,7 +226,7 @@ def count_reuse(tier: str, miss_reason: str | None) -> None:
 def exposition(
     *,
     is_ready: bool,
-    engine: Mapping[str, int] | None,
+    engine: Numbers | None,
     documents: Mapping[str, int] | None,
     jobs: Mapping[str, int] | None,
     sessions: Numbers | None,
@@ -245,7 +249,7 @@ class _Present(Collector):
     def __init__(
         self,
         is_ready: bool,  # noqa: FBT001  (private)
-        engine: Mapping[str, int] | None,
+        engine: Numbers | None,
         documents: Mapping[str, int] | None,
         jobs: Mapping[str, int] | None,
         sessions: Numbers | None,
@@ -259,10 +263,13 @@ class _Present(Collector):
     def collect(self) -> Iterator[Metric]:
         """Yield what is known at this moment."""
         yield GaugeMetricFamily("ragflash_ready", "1 when everything is loaded.", self._is_ready)
-        for known, numbers in ((ENGINE_METRICS, self._engine), (SESSION_METRICS, self._sessions)):
+        for known, numbers, label in (
+            (ENGINE_METRICS, self._engine, "source"),
+            (SESSION_METRICS, self._sessions, "reason"),
+        ):
             for field, (kind, name, said) in known.items():
                 if numbers is not None:
-                    yield _metric(kind, name, said, numbers[field])
+                    yield _metric(kind, name, said, label, numbers[field])
         if self._documents is not None:
             yield _labelled(
                 Kind.GAUGE, "ragflash_documents", "Documents by state.", "state", self._documents
@@ -271,9 +278,11 @@ class _Present(Collector):
             yield _labelled(Kind.GAUGE, "ragflash_jobs", "Jobs by state.", "state", self._jobs)
 
 
-def _metric(kind: Kind, name: str, said: str, number: float | Mapping[str, int]) -> Metric:
+def _metric(
+    kind: Kind, name: str, said: str, label: str, number: float | Mapping[str, int]
+) -> Metric:
     if isinstance(number, Mapping):
-        return _labelled(kind, name, said, "reason", number)
+        return _labelled(kind, name, said, label, number)
     family: Metric = kind.value(name, said, number)
     return family
 

@@ -10,12 +10,13 @@ from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field
 
-from ragflash.api.schemas import EngineTimingsOut, Text, encodable
+from ragflash.api.schemas import DraftModeField, DraftTokens, EngineTimingsOut, Text, encodable
 from ragflash.engine.choices import MAX_CHOICES
 from ragflash.engine.constraint import Constraint, Grammar, GrammarDialect
 from ragflash.engine.logprobs import MAX_TOP, Candidate, TokenLogprob
 from ragflash.engine.request import (
     ChatMessage,
+    DraftMode,
     Finished,
     FinishReason,
     GenerateRequest,
@@ -146,6 +147,8 @@ class ChatBody(_Lenient):
     top_logprobs: Annotated[int, Field(ge=0, le=MAX_TOP)] | None = None
     logit_bias: Annotated[dict[int, float], Field(max_length=1024)] | None = None
     response_format: ResponseFormat | None = None
+    draft: DraftModeField = DraftMode.AUTO
+    draft_tokens: DraftTokens = None
     chat_template_kwargs: dict[str, Any] | None = Field(
         None,
         description="What the model's chat template is told besides, such as `enable_thinking`, "
@@ -182,6 +185,8 @@ class ChatBody(_Lenient):
             stop=_stop(self.stop),
             sampling=SamplingParams(**chosen, logit_bias=bias),
             constraint=self.response_format.constraint() if self.response_format else None,
+            draft=self.draft,
+            draft_tokens=self.draft_tokens,
             logprobs=bool(self.logprobs),
             top_logprobs=self.top_logprobs or 0,
             variables=tuple((self.chat_template_kwargs or {}).items()),

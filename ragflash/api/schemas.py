@@ -8,6 +8,7 @@ from typing import Annotated, Literal, Self
 
 from pydantic import (
     AfterValidator,
+    AliasChoices,
     AliasPath,
     BaseModel,
     BeforeValidator,
@@ -17,6 +18,7 @@ from pydantic import (
 )
 
 from ragflash.engine.cache import CacheMiss, CacheTier
+from ragflash.engine.request import MAX_DRAFT, DraftMode
 from ragflash.rag.records import (
     AskMode,
     AskRequest,
@@ -42,6 +44,16 @@ def encodable(text: str) -> str:
 
 Text = Annotated[str, AfterValidator(encodable)]
 DocumentIds = Annotated[list[Text], Field(max_length=1000)]
+DraftModeField = Annotated[
+    DraftMode,
+    Field(
+        description="Who may propose tokens, which changes speed alone: `auto` whoever is worth "
+        "it, `lookup` and `tree` the documents and the output in every step that finds something."
+    ),
+]
+DraftTokens = Annotated[
+    int | None, Field(ge=1, le=MAX_DRAFT, description="Most of them in a step; `null`: no limit.")
+]
 
 
 class Body(BaseModel):
@@ -86,6 +98,8 @@ class AskBody(Body):
     max_quotes: Annotated[int, Field(ge=1, le=20)] = 3
     max_tokens: Annotated[int, Field(ge=1, le=4096)] = 96
     use_engine: bool = True
+    draft: DraftModeField = DraftMode.AUTO
+    draft_tokens: DraftTokens = None
     stream: bool = False
 
     def request(self) -> AskRequest:
@@ -97,6 +111,8 @@ class AskBody(Body):
             max_quotes=self.max_quotes,
             max_tokens=self.max_tokens,
             use_engine=self.use_engine,
+            draft=self.draft,
+            draft_tokens=self.draft_tokens,
         )
 
 
@@ -250,6 +266,14 @@ class UsageOut(Reply):
 Rounded = Annotated[float, AfterValidator(lambda value: round(value, 3))]
 
 
+class DraftsOut(Reply):
+    """Tokens that a source drafted: `lookup` is documents, `lookup_output` what was written."""
+
+    source: str
+    drafted: int
+    accepted: int
+
+
 class EngineTimingsOut(Reply):
     """Where the engine's time went; `restore_ms`, spent on files, is part of `prompt_ms`."""
 
@@ -262,6 +286,16 @@ class EngineTimingsOut(Reply):
     predicted_per_second: Rounded = 0.0
     draft_n: int = 0
     draft_n_accepted: int = 0
+    drafts: tuple[DraftsOut, ...] = ()
+    draft_idle: Annotated[
+        dict[str, int],
+        BeforeValidator(dict),
+        Field(
+            validation_alias=AliasChoices("idle_steps", "draft_idle"),
+            description="Steps without a draft by reason: `nothing_found`, `no_gain` (would take "
+            "longer), `lost_time` (drafts took longer lately); empty where drafts were off.",
+        ),
+    ] = {}
     restore_ms: Rounded = 0.0
     restore_gb_s: Rounded = 0.0
     ttft_ms: Rounded | None = None

@@ -24,6 +24,7 @@ from ragflash.cli.options import (
 from ragflash.cli.output import Output, Tracker
 from ragflash.cli.parts import SCOPE, find_document, library_and_engine
 from ragflash.engine.cache import CacheMiss, CacheTier
+from ragflash.engine.request import MAX_DRAFT, DraftMode, Timings
 from ragflash.rag.records import Answer, AskMode, AskRequest, AskStatus, Citation
 from ragflash.settings import load_settings
 
@@ -46,20 +47,30 @@ EngineOption = Annotated[
     EngineChoice,
     typer.Option(help="`none` answers with the best retrieved sentence and loads no model."),
 ]
+DocumentsOption = Annotated[
+    list[str] | None, typer.Option(help="Id or name of a document to ask; repeatable.")
+]
+FilesOption = Annotated[
+    list[Path] | None, typer.Option(help="File to read in first and ask; repeatable.")
+]
+DraftOption = Annotated[
+    DraftMode, typer.Option(help="Who may propose tokens; changes speed alone.")
+]
+DraftTokensOption = Annotated[
+    int | None, typer.Option(min=1, max=MAX_DRAFT, help="Most proposed tokens in a step.")
+]
 
 
 def ask(
     question: Annotated[str, typer.Argument(show_default=False)],
     *,
-    document: Annotated[
-        list[str] | None, typer.Option(help="Id or name of a document to ask; repeatable.")
-    ] = None,
-    file: Annotated[
-        list[Path] | None, typer.Option(help="File to read in first and ask; repeatable.")
-    ] = None,
+    document: DocumentsOption = None,
+    file: FilesOption = None,
     mode: Annotated[AskMode, typer.Option(help="What the model reads.")] = AskMode.AUTO,
     max_quotes: Annotated[int, typer.Option(min=1, max=20, help="Most quotes shown.")] = 3,
     engine: EngineOption = EngineChoice.AUTO,
+    draft: DraftOption = DraftMode.AUTO,
+    draft_tokens: DraftTokensOption = None,
     data_dir: DataDirOption = None,
     model: ModelOption = None,
     device: DeviceOption = None,
@@ -100,6 +111,8 @@ def ask(
                 mode=mode,
                 max_quotes=max_quotes,
                 use_engine=use_engine,
+                draft=draft,
+                draft_tokens=draft_tokens,
             )
             answer = asyncio.run(follow(Answerer(library, client), request, track))
         output.say(describe(answer))
@@ -143,9 +156,16 @@ def _describe_work(answer: Answer) -> str:
             parts.append(f"restored in {timings.engine.restore_ms / 1000:.2f} s")
         if answer.miss_reason not in _ORDINARY_MISSES:
             parts.append(f"not reused: {answer.miss_reason} {answer.miss_field or ''}".rstrip())
-    if timings.engine is not None and timings.engine.draft_n:
-        parts.append(f"{timings.engine.draft_n_accepted} of {timings.engine.draft_n} drafts taken")
+        parts += _describe_drafts(timings.engine)
     if timings.ttft_ms is not None:
         parts.append(f"first token {timings.ttft_ms / 1000:.2f} s")
     parts.append(f"total {timings.total_ms / 1000:.2f} s")
     return "  " + " · ".join(parts)
+
+
+def _describe_drafts(timings: Timings) -> list[str]:
+    if timings.draft_n:
+        taken = ", ".join(f"{count.source} {count.accepted}" for count in timings.drafts)
+        return [f"{timings.draft_n_accepted} of {timings.draft_n} drafts taken ({taken})"]
+    idle = ", ".join(f"{reason} {steps}" for reason, steps in timings.idle_steps)
+    return [f"no drafts ({idle})"] if idle else []

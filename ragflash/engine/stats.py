@@ -1,6 +1,7 @@
 """What an engine has done since it started, and is doing now, in plain numbers."""
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 
 from ragflash.engine.request import Event, Failed, Finished
 
@@ -18,8 +19,8 @@ class EngineStats:
         prompt_tokens: Of finished requests; so are the next two.
         cached_tokens: Of these, not computed.
         completion_tokens: Output.
-        drafted_tokens: Of finished requests.
-        accepted_tokens: Of these, part of the output.
+        drafted_tokens: Of finished requests, by source.
+        accepted_tokens: Of these, part of the output, by source.
         forward_steps: Calls of the model.
         forward_rows: Rows that they computed.
         segments: Stored prompt segments.
@@ -36,8 +37,8 @@ class EngineStats:
     prompt_tokens: int
     cached_tokens: int
     completion_tokens: int
-    drafted_tokens: int
-    accepted_tokens: int
+    drafted_tokens: Mapping[str, int]
+    accepted_tokens: Mapping[str, int]
     forward_steps: int
     forward_rows: int
     segments: int
@@ -48,15 +49,18 @@ class EngineStats:
 
 @dataclass(slots=True)
 class Totals:
-    """Sums over the requests that ended; changed by the worker thread only."""
+    """Sums over the requests that ended; changed by the worker thread only.
+
+    Sums by source are replaced, not changed, so that others may read them meanwhile.
+    """
 
     finished: int = 0
     failed: int = 0
     prompt_tokens: int = 0
     cached_tokens: int = 0
     completion_tokens: int = 0
-    drafted_tokens: int = 0
-    accepted_tokens: int = 0
+    drafted_tokens: Mapping[str, int] = field(default_factory=dict)
+    accepted_tokens: Mapping[str, int] = field(default_factory=dict)
 
     def count(self, event: Event) -> None:
         """Take an event into account; most change nothing."""
@@ -67,5 +71,12 @@ class Totals:
             self.prompt_tokens += event.usage.prompt_tokens
             self.cached_tokens += event.usage.cached_tokens
             self.completion_tokens += event.usage.completion_tokens
-            self.drafted_tokens += event.timings.draft_n
-            self.accepted_tokens += event.timings.draft_n_accepted
+            drafts = event.timings.drafts
+            drafted = {count.source: count.drafted for count in drafts}
+            accepted = {count.source: count.accepted for count in drafts}
+            self.drafted_tokens = _plus(self.drafted_tokens, drafted)
+            self.accepted_tokens = _plus(self.accepted_tokens, accepted)
+
+
+def _plus(sums: Mapping[str, int], more: Mapping[str, int]) -> Mapping[str, int]:
+    return {**sums, **{source: sums.get(source, 0) + count for source, count in more.items()}}

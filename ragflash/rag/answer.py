@@ -170,6 +170,8 @@ class Answerer:
             id=uuid.uuid4().hex,
             messages=messages,
             namespace=run.plan.namespace,
+            draft=run.request.draft,
+            draft_tokens=run.request.draft_tokens,
             max_tokens=_QUOTE_MAX_TOKENS + run.request.max_tokens,
             constraint=(
                 Literal(_OPEN),

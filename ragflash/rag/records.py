@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 
 from ragflash.engine.cache import CacheMiss, CacheTier
-from ragflash.engine.request import EngineInfo, Timings, Usage
+from ragflash.engine.request import DraftMode, EngineInfo, Timings, Usage
 
 DEFAULT_COLLECTION = "default"
 
@@ -198,6 +198,8 @@ class AskRequest:
         max_quotes: At most that many citations leave.
         max_tokens: Of the written answer.
         use_engine: `False` answers with the best retrieved sentence and no model.
+        draft: Who may propose tokens; the answer is the same.
+        draft_tokens: At most that many in a step; `None` leaves it to the drafter.
     """
 
     question: str
@@ -206,6 +208,8 @@ class AskRequest:
     max_quotes: int = 3
     max_tokens: int = 96
     use_engine: bool = True
+    draft: DraftMode = DraftMode.AUTO
+    draft_tokens: int | None = None
 
 
 @dataclass(frozen=True, slots=True)

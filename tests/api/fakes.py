@@ -11,6 +11,7 @@ from ragflash.api.app import create_app
 from ragflash.api.deps import ApiConfig, Services
 from ragflash.engine.request import (
     Delta,
+    DraftCount,
     EngineInfo,
     Event,
     Finished,
@@ -43,7 +44,9 @@ from tests.api.fake_library import TEXT, FakeLibrary, hit
 from tests.api.fake_sessions import FakeSessions
 
 INFO = EngineInfo("tiny.gguf", "ab" * 32, "llama", "Q4_1", "float32", "q8_0", 2048, "cpu")
-TIMINGS = Timings(1.0, 30, 10, 20.0, 4, 40.0, 21.0, 3, 2, 33)
+DRAFTS = (DraftCount("lookup", 2, 2), DraftCount("lookup_output", 1, 0))
+IDLE_STEPS = (("no_gain", 1),)
+TIMINGS = Timings(1.0, 30, 10, 20.0, 4, 40.0, 21.0, 3, 2, 33, DRAFTS, IDLE_STEPS)
 CONFIG = ApiConfig(
     api_key=None,
     allowed_hosts=frozenset({"localhost", "127.0.0.1", "::1"}),
@@ -118,7 +121,7 @@ class FakeEngine(Scripted):
         return self.in_memory
 
     def stats(self) -> EngineStats:
-        return EngineStats(*range(1, 17))
+        return EngineStats(*range(1, 9), {"lookup": 9}, {"lookup": 10}, *range(11, 17))
 
 
 def answer(question: str = "How long are records kept?") -> Answer:

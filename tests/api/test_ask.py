@@ -1,7 +1,10 @@
 import json
 from dataclasses import replace
 
-from ragflash.errors import EngineDead, EngineOverloaded
+import pytest
+
+from ragflash.engine.request import DraftMode
+from ragflash.errors import EngineDead, EngineOverloaded, InputError
 from ragflash.rag.records import AskMode, AskRequest, AskStatus
 from tests.api.fakes import CONFIG, World, events_of, unfolding
 
@@ -22,13 +25,19 @@ def test_answer_has_quotes_usage_timings_and_engine(world: World) -> None:
     assert body["usage"] == {"prompt_tokens": 40, "completion_tokens": 4, "cached_tokens": 10}
     expected = {"prompt_n": 30, "cache_n": 10, "draft_n_accepted": 2, "predicted_per_second": 100.0}
     assert body["timings"].items() >= expected.items()
+    assert body["timings"]["drafts"] == [
+        {"source": "lookup", "drafted": 2, "accepted": 2},
+        {"source": "lookup_output", "drafted": 1, "accepted": 0},
+    ]
+    assert body["timings"]["draft_idle"] == {"no_gain": 1}
     assert body["engine"]["weights"] == "Q4_1"
     assert (body["engine"]["lossless"], body["engine"]["lossy"]) == (True, True)
 
 
 def test_options_reach_the_answerer(world: World) -> None:
     document_id = world.add_text()
-    ask(world, documents=[document_id], mode="full", max_quotes=2, max_tokens=9, use_engine=False)
+    numbers = {"max_quotes": 2, "max_tokens": 9, "draft_tokens": 7}
+    ask(world, documents=[document_id], mode="full", use_engine=False, draft="tree", **numbers)
     assert world.answerer.requests == [
         AskRequest(
             question=QUESTION["question"],
@@ -37,8 +46,25 @@ def test_options_reach_the_answerer(world: World) -> None:
             max_quotes=2,
             max_tokens=9,
             use_engine=False,
+            draft=DraftMode.TREE,
+            draft_tokens=7,
         )
     ]
+
+
+@pytest.mark.parametrize("wrong", [{"draft": "mtp"}, {"draft_tokens": 0}, {"draft_tokens": 32}])
+def test_drafts_that_nobody_knows_are_refused(world: World, wrong) -> None:
+    reply = ask(world, **wrong)
+    assert reply.status_code == 422
+    assert next(iter(wrong)) in reply.text
+    assert world.answerer.requests == []
+
+
+def test_drafts_that_the_engine_cannot_make_are_the_requests_fault(world: World) -> None:
+    world.answerer.script = [InputError("this engine does not draft: draft tree cannot be had")]
+    reply = ask(world, draft="tree")
+    assert (reply.status_code, reply.json()["code"]) == (400, "invalid_request")
+    assert "does not draft" in reply.json()["detail"]
 
 
 def test_stream_ends_with_the_object_of_the_plain_reply(world: World) -> None:

@@ -5,6 +5,7 @@ import pytest
 from ragflash.engine.constraint import Grammar
 from ragflash.engine.request import (
     Delta,
+    DraftMode,
     Failed,
     FinishReason,
     SamplingParams,
@@ -47,6 +48,8 @@ def test_plain_reply(world: World) -> None:
         "prompt_tokens_details": {"cached_tokens": 10},
     }
     assert body["timings"]["predicted_per_second"] == 100.0
+    assert body["timings"]["drafts"][0] == {"source": "lookup", "drafted": 2, "accepted": 2}
+    assert body["timings"]["draft_idle"] == {"no_gain": 1}
     assert body["engine"]["kv_format"] == "q8_0"
     assert body["engine"]["template"] == "model file"
 
@@ -319,3 +322,18 @@ def test_what_the_template_is_told_reaches_the_engine(world: World) -> None:
     chat(world, chat_template_kwargs=told)
     chat(world)
     assert [request.variables for request in world.engine.requests] == [tuple(told.items()), ()]
+
+
+def test_a_client_chooses_who_drafts(world: World) -> None:
+    chat(world)
+    chat(world, draft="lookup", draft_tokens=5)
+    chosen = [(request.draft, request.draft_tokens) for request in world.engine.requests]
+    assert chosen == [(DraftMode.AUTO, None), (DraftMode.LOOKUP, 5)]
+
+
+@pytest.mark.parametrize("wrong", [{"draft": "mtp"}, {"draft_tokens": 0}, {"draft_tokens": 32}])
+def test_drafts_that_nobody_knows_are_refused(world: World, wrong) -> None:
+    reply = chat(world, **wrong)
+    assert reply.status_code == 400
+    assert next(iter(wrong)) in reply.json()["error"]["message"]
+    assert world.engine.requests == []

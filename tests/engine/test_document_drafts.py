@@ -75,6 +75,7 @@ def test_what_repeats_is_accepted_and_counted_by_source(start):
     with start("llama", drafts=True) as engine:
         found = ask(engine, draft=DraftMode.LOOKUP, max_tokens=200)
         plain = ask(engine, draft=DraftMode.OFF, max_tokens=200)
+        stats = engine.stats()
     assert found.token_ids == plain.token_ids
     assert {count.source for count in found.timings.drafts} <= {"lookup", "lookup_output"}
     assert all(0 <= count.accepted <= count.drafted for count in found.timings.drafts)
@@ -83,6 +84,8 @@ def test_what_repeats_is_accepted_and_counted_by_source(start):
     assert 0 < accepted == found.timings.draft_n_accepted
     assert plain.timings.draft_n == 0
     assert plain.timings.drafts == plain.timings.idle_steps == ()
+    assert stats.drafted_tokens == {count.source: count.drafted for count in found.timings.drafts}
+    assert sum(stats.accepted_tokens.values()) == accepted
 
 
 def test_a_width_is_kept_to(start):
