@@ -60,7 +60,13 @@ def check(rows, width, parts, backend, monkeypatch, *, device="cpu", post=False,
 @pytest.mark.parametrize("out_dtype", [None, torch.float32, torch.float16])
 @pytest.mark.parametrize(
     ("rows", "width", "parts", "post"),
-    [(1, 576, 3, False), (9, 64, 1, True), (2, 320, 2, True), (3, 640, 0, False)],
+    [
+        (1, 576, 3, False),
+        (9, 64, 1, True),
+        (2, 320, 2, True),
+        (3, 640, 0, False),
+        (2, 1088, 2, False),
+    ],
 )
 def test_equals_sum_and_norm(rows, width, parts, post, out_dtype, backend, monkeypatch):
     if backend is Backend.TRITON:

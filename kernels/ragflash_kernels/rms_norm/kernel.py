@@ -1,7 +1,8 @@
 """Normalisation of a residual stream in plain Triton.
 
-Many rows occupy a card with a program each. Of few rows every 256 columns have a program of their
-own, in two kernels: one program would spend its time reading the parts of a whole row.
+Many rows occupy a card with a program each, and narrow rows take no longer than a second launch. Of
+few wide rows every 256 columns have a program of their own, in two kernels: one program would spend
+its time reading the parts of a whole row.
 """
 
 import triton

@@ -13,6 +13,9 @@ from ragflash_kernels.rms_norm.kernel import (
 )
 
 
+_NARROW = 1024  # columns; of wider rows the parts take longer to read than a launch takes
+
+
 def add_norm_triton(
     delta: Columns | None,
     residual: torch.Tensor,
@@ -31,7 +34,7 @@ def add_norm_triton(
     if delta is not None:
         parts = delta.partials[:, :, delta.start :]
         part_stride, row_stride = delta.partials.stride(0), delta.partials.stride(1)
-    if isinstance(out, ActivationBuffers) and post_weight is None:
+    if isinstance(out, ActivationBuffers) and post_weight is None and width > _NARROW:
         blocks, tiles = out.q.shape[:2]
         squares = torch.empty((rows, blocks), device=residual.device)
         add_parts_kernel[(rows, blocks)](
