@@ -12,7 +12,6 @@ from ragflash_kernels.rms_norm.kernel import (
     norm_parts_kernel,
 )
 
-
 _NARROW = 1024  # columns; of wider rows the parts take longer to read than a launch takes
 
 
