@@ -40,18 +40,45 @@ class _Run:
 
 
 @dataclass(frozen=True, slots=True)
-class _Sight:
-    """What a block of rows sees of its sequence.
+class _Block:
+    """Rows `first … last - 1` of a sequence, and which of its tokens they see."""
 
-    Attributes:
-        begin: First token that any of them sees.
-        hidden: `[rows, last tokens]`, which of the last tokens are on no path to a row.
-        oldest: First token that each row sees, counted from `begin`; `None` for all of them.
-    """
+    rows: "QueryRows"
+    first: int
+    last: int
+    window: int | None
 
-    begin: int
-    hidden: torch.Tensor
-    oldest: tuple[int, ...] | None
+    @property
+    def depths(self) -> Sequence[int]:
+        """How many rows come before each on its path."""
+        if self.rows.parents is None:
+            return range(self.first, self.last)
+        return depths(self.rows.parents, self.rows.num_rows)[self.first : self.last]
+
+    @property
+    def begin(self) -> int:
+        """First token that any row sees."""
+        if self.window is None:
+            return 0
+        return max(0, self.rows.committed + min(self.depths) + 1 - self.window)
+
+    def hidden(self) -> torch.Tensor:
+        """Return `[rows, last tokens]`, which of the last tokens are on no path to a row."""
+        parents = self.rows.parents
+        if parents is None:
+            order = torch.arange(self.last - self.first)
+            return order[:, None] < order
+        hidden = ~ancestors(parents)[self.first : self.last, : self.last]
+        if self.window is not None:
+            tokens = torch.tensor(depths(parents, self.rows.num_rows)[: self.last])
+            hidden |= tokens <= torch.tensor(self.depths)[:, None] - self.window
+        return hidden[:, max(0, self.begin - self.rows.committed) :]
+
+    def oldest(self) -> list[int]:
+        """Return the first token that a window shows each row, counted from `begin`."""
+        assert self.window is not None
+        start = self.rows.committed + 1 - self.window - self.begin
+        return [start + depth for depth in self.depths]
 
 
 def paged_attention_reference(
@@ -68,36 +95,14 @@ def paged_attention_reference(
     for rows in sequences:
         for first in range(0, rows.num_rows, _ROW_BLOCK):
             last = min(first + _ROW_BLOCK, rows.num_rows)
-            block = slice(start + first, start + last)
-            sight = _see(rows, first, last, window)
-            runs = _runs(rows.pages, sight.begin, rows.committed + last, keys.shape[2])
+            at, block = slice(start + first, start + last), _Block(rows, first, last, window)
+            runs = _runs(rows.pages, block.begin, rows.committed + last, keys.shape[2])
             if rows.num_rows == 1 and q.is_cpu:
-                mixed.append(_attend_alone(q[block], keys, values, runs, scale))
+                mixed.append(_attend_alone(q[at], keys, values, runs, scale))
             else:
-                mixed.append(_attend(q[block] * scale, keys, values, runs, sight))
+                mixed.append(_attend(q[at] * scale, keys, values, runs, block))
         start += rows.num_rows
     return mixed[0] if len(mixed) == 1 else torch.cat(mixed)
-
-
-def _see(rows: "QueryRows", first: int, last: int, window: int | None) -> _Sight:
-    """Say what rows `first … last - 1` of a sequence see."""
-    if rows.parents is None:
-        order = torch.arange(last - first)
-        hidden = order[:, None] < order
-        behind: Sequence[int] = range(first, last)
-    else:
-        every = depths(rows.parents, rows.num_rows)
-        behind = every[first:last]
-        hidden = ~ancestors(rows.parents)[first:last, :last]
-        if window is not None:
-            tokens = torch.tensor(every[:last])
-            hidden = hidden | (tokens <= torch.tensor(behind)[:, None] - window)
-    if window is None:
-        return _Sight(0, hidden, None)
-    begin = max(0, rows.committed + min(behind) + 1 - window)
-    if rows.parents is not None:
-        hidden = hidden[:, max(0, begin - rows.committed) :]
-    return _Sight(begin, hidden, tuple(rows.committed + b + 1 - window - begin for b in behind))
 
 
 @lru_cache(maxsize=64)  # all layers of a step ask the same
@@ -154,19 +159,20 @@ def _attend(
     keys: torch.Tensor,
     values: torch.Tensor,
     runs: Sequence[_Run],
-    sight: _Sight,
+    block: _Block,
 ) -> torch.Tensor:
-    """Return the attention of `q`, which sees of `runs` what `sight` says."""
+    """Return the attention of `q`, the rows of a block, to what they see of `runs`."""
     num_rows, num_heads, head_dim = q.shape
     num_kv_heads = keys.shape[1]
     group = num_heads // num_kv_heads
     grouped = q.view(num_rows, num_kv_heads, group, head_dim)
     queries = grouped.permute(1, 3, 0, 2).reshape(num_kv_heads, head_dim, -1)  # [Hkv, D, rows]
     scores = _scores(queries, keys, runs)
-    hidden = sight.hidden.t().to(q.device).repeat_interleave(group, dim=1)
-    scores[:, -len(hidden) :].masked_fill_(hidden, float("-inf"))
-    if sight.oldest is not None:
-        _hide_old(scores, sight.oldest, group)
+    if num_rows > 1 or block.rows.parents is not None:
+        hidden = block.hidden().t().to(q.device).repeat_interleave(group, dim=1)
+        scores[:, -len(hidden) :].masked_fill_(hidden, float("-inf"))
+    if block.window is not None:
+        _hide_old(scores, block.oldest(), group)
     if scores.dtype == torch.float32:  # in place: scores of a long text are tens of megabytes
         weights = torch.softmax(scores, dim=1, out=scores)
     else:

@@ -325,6 +325,8 @@ class DeviceModel(GreedyModel):
         return Predictions(logits, largest(logits, self._num_tokens, eager=step.eager))
 
     def _many(self, token_ids: Sequence[int], rows: SequenceRows) -> Predictions | None:
+        if rows.parents is not None:
+            raise ModelError(f"a tree of {rows.num_rows} rows on a card: {MAX_ROWS} are the most")
         self._has_tape.discard(rows.slot)
         if self._chunks.take(rows):
             hidden = self._chunks(token_ids, rows)

@@ -5,7 +5,6 @@ from typing import Protocol
 
 import torch
 
-from ragflash.errors import ModelError
 from ragflash.kvcache.allocator import PAGE_TOKENS
 from ragflash.kvcache.pages import KVPages
 from ragflash.models.contract import SequenceRows
@@ -288,13 +287,7 @@ class RowPlaces:
 
     @classmethod
     def of(cls, rows: SequenceRows, device: torch.device) -> "RowPlaces":
-        """Send the pages of a sequence to the card.
-
-        Raises:
-            ModelError: The rows are a tree: only a step by tables takes one.
-        """
-        if rows.parents is not None:
-            raise ModelError(f"a tree of {rows.num_rows} rows on a card: 32 are the most")
+        """Send the pages of a sequence to the card."""
         before = rows.committed - PAGE_TOKENS * len(rows.packed_pages)
         places = torch.arange(before, before + rows.num_rows, dtype=torch.int32)
         exact = torch.tensor(rows.pages, dtype=torch.int32)
