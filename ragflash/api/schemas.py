@@ -27,6 +27,7 @@ from ragflash.rag.records import (
     JobKind,
     JobState,
     QuoteMatch,
+    QuoteMode,
     SearchMode,
 )
 
@@ -100,6 +101,7 @@ class AskBody(Body):
     use_engine: bool = True
     draft: DraftModeField = DraftMode.AUTO
     draft_tokens: DraftTokens = None
+    quoting: QuoteMode = QuoteMode.CONSTRAINED
     stream: bool = False
 
     def request(self) -> AskRequest:
@@ -113,6 +115,7 @@ class AskBody(Body):
             use_engine=self.use_engine,
             draft=self.draft,
             draft_tokens=self.draft_tokens,
+            quoting=self.quoting,
         )
 
 
@@ -357,6 +360,9 @@ class AnswerOut(Reply):
     mode: AskMode
     mode_reason: str
     context: str
+    quoting: QuoteMode | None = Field(
+        description="How the model's quotes were made; `null` if no model wrote."
+    )
     degraded: tuple[str, ...]
     cache_tier: CacheTier = Field(description="Where `usage.cached_tokens` were.")
     miss_reason: CacheMiss | None = Field(

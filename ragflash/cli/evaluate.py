@@ -15,23 +15,26 @@ from ragflash.cli.options import JsonOption, ModelOption
 from ragflash.cli.output import Output
 from ragflash.cli.parts import SCOPE, library_and_engine
 from ragflash.errors import SettingInvalid
-from ragflash.rag.records import DEFAULT_COLLECTION
+from ragflash.rag.records import DEFAULT_COLLECTION, QuoteMode
 from ragflash.samples import LANGUAGES, QUESTIONS_NAME, sample_path
 from ragflash.settings import load_settings
 
+FolderArgument = Annotated[
+    Path | None,
+    typer.Argument(help="Documents and a questions.jsonl; the built-in ones if left out."),
+]
+QuotingOption = Annotated[QuoteMode, typer.Option(help="How the model's quotes are made.")]
 LanguagesOption = Annotated[
     bool, typer.Option("--languages", help="Take the built-in set in other languages.")
 ]
 
 
 def evaluate(
-    folder: Annotated[
-        Path | None,
-        typer.Argument(help="Documents and a questions.jsonl; the built-in ones if left out."),
-    ] = None,
+    folder: FolderArgument = None,
     *,
     languages: LanguagesOption = False,
     engine: EngineOption = EngineChoice.AUTO,
+    quoting: QuotingOption = QuoteMode.CONSTRAINED,
     limit: Annotated[int | None, typer.Option(min=1, help="Ask only the first questions.")] = None,
     model: ModelOption = None,
     as_json: JsonOption = False,
@@ -65,6 +68,7 @@ def evaluate(
                     questions,
                     records,
                     use_engine=use_engine,
+                    quoting=quoting,
                     progress=lambda done, total: track("asking questions", done, total),
                 )
             )
@@ -78,9 +82,9 @@ def evaluate(
                 "folder": folder.name,
                 "questions": len(questions),
                 "engine": info,
+                **({"quoting": quoting} if use_engine else {"metrics_engine_none": metrics}),
                 "metrics": metrics,
                 **({"languages": by_language} if by_language else {}),
-                **({} if use_engine else {"metrics_engine_none": metrics}),
                 "rows": evaluation.report_rows(results),
             }
         )

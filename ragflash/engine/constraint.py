@@ -4,6 +4,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Union
 
+MIN_WORDS = 5
 
 @dataclass(frozen=True, slots=True)
 class Choice:
@@ -30,7 +31,7 @@ class QuoteFrom:
     """
 
     source_ids: tuple[str, ...]
-    min_words: int = 5
+    min_words: int = MIN_WORDS
     max_characters: int = 1200
     ranges: tuple[tuple[str, int, int], ...] = ()
 

@@ -18,16 +18,15 @@ from dataclasses import dataclass, field
 from ragflash import metrics
 from ragflash.engine.cache import CacheTier
 from ragflash.engine.client import EngineClient
-from ragflash.engine.constraint import Free, Literal, QuoteFrom
 from ragflash.engine.request import (
     Failed,
     Finished,
     GenerateRequest,
     PrefillProgress,
-    QuoteSpan,
     Usage,
 )
 from ragflash.errors import InputError, QuestionBlank
+from ragflash.rag import quoting
 from ragflash.rag.claims import supported_text
 from ragflash.rag.context import ContextPart, build_messages
 from ragflash.rag.evidence import Evidence, gather, select
@@ -46,16 +45,14 @@ from ragflash.rag.records import (
     Citation,
     CitationFound,
     DocumentRecord,
+    QuoteMode,
     Scope,
     SearchHit,
 )
 from ragflash.rag.rerank import read_candidates
-from ragflash_ingest.document import Document
 from ragflash_prompts import load
 
-_QUOTE_MAX_TOKENS, _QUOTE_MAX_CHARACTERS = 240, 1200
 _MAX_QUESTION_CHARACTERS = 20_000
-_OPEN, _CLOSE = '"', '"\n'
 
 _log = logging.getLogger(__name__)
 
@@ -87,6 +84,8 @@ class _Run:
     retrieved: float = 0.0
     weighed: float = 0.0
     evidence: list[Evidence] = field(default_factory=list)
+    quoting: QuoteMode = QuoteMode.CONSTRAINED
+    degraded: tuple[str, ...] = ()
     finished: Finished | None = None
     dropped_quotes: int = 0
 
@@ -164,6 +163,7 @@ class Answerer:
 
     async def _read(self, engine: EngineClient, run: _Run) -> AsyncGenerator[AskEvent, None]:
         """Let the model read the context, quote one of the evidence sentences, and answer."""
+        run.quoting, run.degraded = quoting.choose_mode(run.request, engine.info())
         parts = await asyncio.to_thread(self._context, run)
         messages = build_messages(parts, run.question, mark=self._mark(run.question))
         request = GenerateRequest(
@@ -172,13 +172,8 @@ class Answerer:
             namespace=run.plan.namespace,
             draft=run.request.draft,
             draft_tokens=run.request.draft_tokens,
-            max_tokens=_QUOTE_MAX_TOKENS + run.request.max_tokens,
-            constraint=(
-                Literal(_OPEN),
-                _quote_constraint(run.evidence),
-                Literal(_CLOSE),
-                Free(until="\n", max_tokens=run.request.max_tokens),
-            ),
+            max_tokens=quoting.QUOTE_MAX_TOKENS + run.request.max_tokens,
+            constraint=quoting.constraint(run.quoting, run.evidence, run.request, engine),
         )
         async with aclosing(engine.generate(request)) as events:
             async for event in events:
@@ -208,7 +203,7 @@ class Answerer:
     def _conclude(self, run: _Run) -> list[AskEvent]:
         """Verify the quotes and build the answer from what is left."""
         citations: list[Citation] = []
-        for record, document, start, end in _quotes(run):
+        for record, document, start, end in _quoted(run):
             if len(citations) == run.request.max_quotes:
                 break
             if any(_overlaps(citation, record, start, end) for citation in citations):
@@ -248,6 +243,8 @@ class Answerer:
             timings=timings,
             engine=self._engine.info() if self._engine is not None and uses_engine else None,
             dropped_quotes=run.dropped_quotes,
+            quoting=run.quoting if finished else None,
+            degraded=run.degraded,
             cache_tier=finished.tier if finished else CacheTier.NONE,
             miss_reason=finished.miss_reason if finished else None,
             miss_field=finished.miss_field if finished else None,
@@ -284,15 +281,6 @@ def _clean(question: str) -> str:
     return cleaned
 
 
-def _quote_constraint(evidence: Sequence[Evidence]) -> QuoteFrom:
-    return QuoteFrom(
-        source_ids=tuple(dict.fromkeys(item.record.source_id for item in evidence)),
-        min_words=1,
-        max_characters=_QUOTE_MAX_CHARACTERS,
-        ranges=tuple((item.record.source_id, item.start, item.end) for item in evidence),
-    )
-
-
 def _passages(evidence: Sequence[Evidence], budget_characters: int) -> list[ContextPart]:
     """Give the passages around the evidence, best first while they fit, in document order."""
     taken: dict[str, list[Evidence]] = {}
@@ -323,24 +311,12 @@ def _merged(ranges: Sequence[tuple[int, int]]) -> tuple[tuple[int, int], ...]:
     return tuple(merged)
 
 
-def _quotes(run: _Run) -> list[tuple[DocumentRecord, Document, int, int]]:
+def _quoted(run: _Run) -> list[quoting.Quoted]:
     """List what may be cited, the model's quote first; counts the quotes that may not."""
-    quotes = []
-    for span in run.finished.quotes if run.finished is not None else ():
-        item = _quoted_evidence(run.evidence, span)
-        if item is None:
-            run.dropped_quotes += 1
-        else:
-            quotes.append((item.record, item.document, span.source_start, span.source_end))
-    return quotes + [(item.record, item.document, item.start, item.end) for item in run.evidence]
-
-
-def _quoted_evidence(evidence: Sequence[Evidence], span: QuoteSpan) -> Evidence | None:
-    """Return the sentence that a quote starts in, if it ends in that or another one chosen."""
-    own = [item for item in evidence if item.record.source_id == span.source_id]
-    if not any(item.start < span.source_end <= item.end for item in own):
-        return None
-    return next((item for item in own if item.start <= span.source_start < item.end), None)
+    if run.finished is None:
+        return [(item.record, item.document, item.start, item.end) for item in run.evidence]
+    quotes, run.dropped_quotes = quoting.find_quotes(run.quoting, run.finished, run.evidence)
+    return quotes
 
 
 def _overlaps(citation: Citation, record: DocumentRecord, start: int, end: int) -> bool:
@@ -350,9 +326,7 @@ def _overlaps(citation: Citation, record: DocumentRecord, start: int, end: int) 
 def _answer_text(run: _Run, citations: Sequence[Citation]) -> str:
     if not citations:
         return refusal()
-    written = ""
-    if run.finished is not None and run.finished.quotes:
-        written = run.finished.text[run.finished.quotes[-1].end :].partition(_CLOSE)[2]
+    written = "" if run.finished is None else quoting.split(run.quoting, run.finished)[1]
     quotes = [citation.quote for citation in citations]
     text = supported_text(written, quotes, run.question) or " ".join(quotes[0].split())
     return text + " " + "".join(f"[{citation.n}]" for citation in citations)

@@ -13,7 +13,14 @@ from ragflash.errors import InputError, NotFound
 from ragflash.rag.answer import Answerer
 from ragflash.rag.library import Library
 from ragflash.rag.quotes import locate
-from ragflash.rag.records import Answer, AskRequest, Citation, DocumentRecord, Scope
+from ragflash.rag.records import (
+    Answer,
+    AskRequest,
+    Citation,
+    DocumentRecord,
+    QuoteMode,
+    Scope,
+)
 
 QUESTIONS_NAME = "questions.jsonl"
 _FIELDS = {"document": str, "question": str, "answerable": bool, "pages": list}
@@ -110,6 +117,7 @@ async def ask_all(
     records: dict[str, DocumentRecord],
     *,
     use_engine: bool,
+    quoting: QuoteMode = QuoteMode.CONSTRAINED,
     progress: Callable[[int, int], None],
 ) -> list[EvalResult]:
     """Ask every question over all documents together, one after the other."""
@@ -117,7 +125,9 @@ async def ask_all(
     document_ids = tuple(record.id for record in records.values())
     for done, question in enumerate(questions):
         progress(done, len(questions))
-        request = AskRequest(question.question, document_ids, use_engine=use_engine)
+        request = AskRequest(
+            question.question, document_ids, use_engine=use_engine, quoting=quoting
+        )
         answer = await answerer.answer(scope, request)
         results.append(_judge(library, scope, question, records[question.document], answer))
     progress(len(questions), len(questions))

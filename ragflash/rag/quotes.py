@@ -9,20 +9,11 @@ leave as citations.
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 
+from ragflash.engine.constrain.words import MIN_UNSPACED_CHARACTERS, UNSPACED
+from ragflash.engine.constraint import MIN_WORDS
 from ragflash.rag.records import Citation, DocumentRecord, PageBox, PageRange, QuoteMatch
 from ragflash_ingest.document import Document
 from ragflash_ingest.normalise import normalise
-
-MIN_WORDS = 5
-_UNSPACED = (
-    (0x0E00, 0x0FFF),
-    (0x1780, 0x17FF),
-    (0x2E80, 0xA4CF),
-    (0xAC00, 0xD7AF),
-    (0xF900, 0xFAFF),
-    (0x20000, 0x3FFFF),
-)
-_MIN_UNSPACED_CHARACTERS = 10
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,15 +74,17 @@ def verify(
 def is_quotable(text: str, start: int, end: int) -> bool:
     """Whether a range says enough to be a citation.
 
-    Five words, ten characters of a script without spaces, or a whole line: a heading, a table row,
+    Five words, ten characters of a script without spaces, or a whole line or table cell: a heading,
     a part number.
     """
     quote = text[start:end]
     words = [word for word in quote.split() if any(character.isalnum() for character in word)]
-    if len(words) >= MIN_WORDS or sum(_is_unspaced(c) for c in quote) >= _MIN_UNSPACED_CHARACTERS:
+    if len(words) >= MIN_WORDS or sum(_is_unspaced(c) for c in quote) >= MIN_UNSPACED_CHARACTERS:
         return True
     before, after = text[:start].rpartition("\n")[2], text[end:].partition("\n")[0]
-    return bool(words) and not before.strip() and not after.strip(" .")
+    is_begun = not before.strip() or before.endswith("| ")
+    is_ended = not after.strip(" .") or after.startswith(" |")
+    return bool(words) and is_begun and is_ended
 
 
 def cite(
@@ -153,4 +146,4 @@ def _splits_word(text: str, at: int) -> bool:
 
 def _is_unspaced(character: str) -> bool:
     point = ord(character)
-    return any(first <= point <= last for first, last in _UNSPACED)
+    return any(first <= point <= last for first, last in UNSPACED)

@@ -189,6 +189,13 @@ class AskMode(StrEnum):
     RETRIEVE = "retrieve"
 
 
+class QuoteMode(StrEnum):
+    """How the quotes of a model are made: copies by construction, or written and looked up."""
+
+    CONSTRAINED = "constrained"
+    FREE = "free"
+
+
 @dataclass(frozen=True, slots=True)
 class AskRequest:
     """A question over documents.
@@ -200,6 +207,7 @@ class AskRequest:
         use_engine: `False` answers with the best retrieved sentence and no model.
         draft: Who may propose tokens; the answer is the same.
         draft_tokens: At most that many in a step; `None` leaves it to the drafter.
+        quoting: An engine that cannot constrain quotes writes them freely, and the answer says so.
     """
 
     question: str
@@ -210,6 +218,7 @@ class AskRequest:
     use_engine: bool = True
     draft: DraftMode = DraftMode.AUTO
     draft_tokens: int | None = None
+    quoting: QuoteMode = QuoteMode.CONSTRAINED
 
 
 @dataclass(frozen=True, slots=True)
@@ -294,6 +303,7 @@ class Answer:
         mode_reason: Why that mode.
         context: `single`, `bundle` or `retrieved`.
         dropped_quotes: Quotes that were not found in the source and so did not leave.
+        quoting: How the model's quotes were made; `None` when no model wrote.
         degraded: What was asked of the engine and could not be honoured.
         cache_tier: Where what was not computed again was: `device`, `file` or `none`.
         miss_reason: Why something that is kept of prompts was computed; `None` when nothing was.
@@ -312,6 +322,7 @@ class Answer:
     timings: AskTimings
     engine: EngineInfo | None
     dropped_quotes: int = 0
+    quoting: QuoteMode | None = None
     degraded: tuple[str, ...] = ()
     cache_tier: CacheTier = CacheTier.NONE
     miss_reason: CacheMiss | None = None

@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 
-from ragflash.engine.constraint import QuoteFrom
+from ragflash.engine.constraint import ConstraintKind, QuoteFrom
 from ragflash.engine.request import (
     CacheMiss,
     Delta,
@@ -74,6 +74,8 @@ class ScriptedEngine:
     Attributes:
         quoting: Chooses what is quoted, from the request.
         written: Follows the quote.
+        constraints: What it can honour.
+        free_text: Written in place of a quote.
         failure: Ends a generation instead of an answer.
         likelihood: Log-probability of a question's tokens after a prompt, nats.
         miss: Reported with `cached_tokens`.
@@ -84,6 +86,8 @@ class ScriptedEngine:
     failure: RagflashError | None = None
     likelihood: Callable[[str], float] = lambda text: -2.0
     context_tokens: int = 4096
+    constraints: tuple[ConstraintKind, ...] = tuple(ConstraintKind)
+    free_text: str = ""
     cached_tokens: int = 0
     miss: CacheMiss | None = CacheMiss.NONE_STORED
     generated: list[GenerateRequest] = field(default_factory=list)
@@ -92,9 +96,8 @@ class ScriptedEngine:
     attending: int = 0
 
     def info(self) -> EngineInfo:
-        return EngineInfo(
-            "toy.gguf", "ab" * 32, "llama", "Q4_1", "float32", "f16", self.context_tokens, "cpu"
-        )
+        sizes = ("Q4_1", "float32", "f16", self.context_tokens, "cpu")
+        return EngineInfo("toy.gguf", "ab" * 32, "llama", *sizes, constraints=self.constraints)
 
     def tokenize(self, text: str) -> tuple[int, ...]:
         """One token a character."""
@@ -128,8 +131,8 @@ class ScriptedEngine:
         progress = [PrefillProgress(request.id, done, 40) for done in (20, 40)]
         if self.failure is not None:
             return [*progress, Failed(request.id, self.failure)]
-        text, spans = '"', []
-        for source_id, start, end in self.quoting(request):
+        text, spans = '"' + self.free_text, []
+        for source_id, start, end in () if self.free_text else self.quoting(request):
             quote = source_text(request, (source_id, start, end))
             spans.append(QuoteSpan(len(text), len(text) + len(quote), source_id, start, end))
             text += quote

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from ragflash.engine.constraint import Free, Literal
+from ragflash.engine.constraint import Literal, QuoteFrom, Quoting
 from ragflash.engine.request import (
     CacheMiss,
 )
@@ -201,9 +201,9 @@ def test_the_model_may_quote_the_chosen_sentences_only(shelf, mode):
     assert permitted(request).ranges == ((id_, *at(PUMP, WARRANTY)),)
     assert permitted(request).source_ids == (id_,)
     assert source_text(request, (id_, *at(PUMP, WARRANTY))) == WARRANTY
-    opening, _, closing, free = request.constraint
+    opening, _, closing, written = request.constraint
     assert (opening, closing) == (Literal('"'), Literal('"\n'))
-    assert free == Free(until="\n", max_tokens=50)
+    assert written == Quoting(QuoteFrom((id_,)), max_quotes=2, until="\n", max_tokens=50)
     assert request.namespace == shelf.collection
 
 

@@ -5,12 +5,14 @@ from itertools import pairwise
 
 import pytest
 
+from ragflash.engine.constraint import QuoteFrom, Quoting
 from ragflash.errors import (
     NotFound,
 )
 from ragflash.rag.records import (
     AskSources,
     QuoteMatch,
+    QuoteMode,
     Scope,
 )
 from tests.rag.asking import (
@@ -210,3 +212,54 @@ def test_only_the_documents_asked_are_cited(shelf, any_engine):
     shelf.add(PUMP, "b.txt")
     answer = answered(shelf, any_engine, document_ids=(asked,), max_quotes=10)
     assert {citation.document_id for citation in answer.citations} == {asked}
+
+
+@pytest.mark.parametrize("by", ["request", "engine"])
+@pytest.mark.parametrize(
+    ("text", "is_found"),
+    [
+        (WARRANTY, True),
+        ("The  warranty of the pump lasts 24 months", True),
+        ("The warranty of the pump lasts 99 months from the day of delivery.", False),
+        ("The warranty", False),
+    ],
+)
+def test_a_free_quote_is_cited_if_it_is_found_and_says_enough(shelf, by, text, is_found):
+    shelf.add(PUMP)
+    engine = ScriptedEngine(free_text=text, written="It lasts 24 months.")
+    if by == "engine":
+        engine = replace(engine, constraints=())
+    mode = QuoteMode.FREE if by == "request" else QuoteMode.CONSTRAINED
+    answer = answered(shelf, engine, quoting=mode)
+    assert (answer.quoting, answer.degraded) == (
+        QuoteMode.FREE,
+        () if by == "request" else ("quote_from",),
+    )
+    assert answer.dropped_quotes == (not is_found)
+    assert not any(permits_quotes(part) for part in engine.generated[0].constraint)
+    assert answer.citations[0].quote in {WARRANTY, "The warranty of the pump lasts 24 months"}
+    assert citations_are_in_the_text(shelf, answer)
+
+
+def permits_quotes(part):
+    return isinstance(part, QuoteFrom | Quoting)
+
+
+def test_the_answer_says_that_quotes_were_constrained(shelf):
+    shelf.add(PUMP)
+    assert answered(shelf, ScriptedEngine()).quoting is QuoteMode.CONSTRAINED
+    assert answered(shelf, ScriptedEngine()).degraded == ()
+    assert answered(shelf).quoting is None
+
+
+def test_other_quotes_of_the_model_are_cited_behind_the_chosen_sentences(shelf):
+    id_ = shelf.add(PUMP)
+    other = "Bread is sold every morning in the village."
+    engine = ScriptedEngine(
+        quoting=lambda request: [(id_, *at(PUMP, WARRANTY)), (id_, *at(PUMP, other))]
+    )
+    answer = answered(shelf, engine)
+    assert [citation.quote for citation in answer.citations] == [WARRANTY, other]
+    assert answer.dropped_quotes == 0
+    alone = answered(shelf, engine, max_quotes=1)
+    assert [citation.quote for citation in alone.citations] == [WARRANTY]
