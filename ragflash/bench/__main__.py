@@ -1,21 +1,17 @@
 """`python -m ragflash.bench`: for a card's machine that has the engine's libraries only.
 
 `gpu` does what `ragflash bench gpu` does and `kv` what `ragflash model check` does; these import
-the libraries of the server too. `sessions` is `ragflash bench sessions` for a card: a document as
-long as a card's context, fewer restarts, and answers that are compared; it needs xxhash and
-sqlite-utils besides.
+the libraries of the server too. `sessions` is `ragflash bench sessions` for a card, with a document
+as long as a context and fewer restarts; it needs xxhash and sqlite-utils besides.
 """
 
 import argparse
-import gc
 import logging
 import sys
 import tempfile
 from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import TYPE_CHECKING
-
-import torch
 
 from ragflash.bench import gpu, kv_quality, record
 from ragflash.bench.gpu_session import ROOM_TOKENS
@@ -30,7 +26,6 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger("ragflash.bench")
 _GIB = 1 << 30
-_ANSWER_TOKENS = 16
 _COMMANDS = {"gpu": "bench gpu", "kv": "model check", "sessions": "bench sessions"}
 
 
@@ -99,20 +94,20 @@ def _restart(given: argparse.Namespace, begun: dict[str, object]) -> None:
     from ragflash.bench import sessions  # noqa: PLC0415  (imports xxhash and sqlite-utils)
 
     sizes = sessions.Sizes(
-        document_tokens=given.tokens,
-        short_tokens=given.short,
-        answer_tokens=_ANSWER_TOKENS,
-        restarts=given.restarts,
+        document_tokens=given.tokens, short_tokens=given.short, restarts=given.restarts
     )
     context_tokens = pages_for(given.tokens + ROOM_TOKENS) * PAGE_TOKENS
+    begun["command"] = (  # what is left out here is not left out there
+        f"ragflash bench sessions --model {given.model.name} --device {given.device} "
+        f"--kv {given.kv} --ctx {context_tokens} --slots 1 --tokens {given.tokens} "
+        f"--short {given.short} --restarts {given.restarts}"
+        + (f" --vram {given.vram:g}" if given.vram else "")
+    )
 
     with tempfile.TemporaryDirectory(prefix="ragflash-bench-", dir=given.folder) as folder:
         path = Path(folder) / "sessions"
 
         def load(archive: SegmentArchive) -> EngineClient:
-            gc.collect()  # of the engine before
-            if torch.cuda.is_available():
-                torch.cuda.empty_cache()
             return start_engine(
                 given.model,
                 device=given.device,

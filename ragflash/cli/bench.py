@@ -19,7 +19,16 @@ from ragflash.bench import record
 from ragflash.bench.provenance import provenance
 from ragflash.cli import parts
 from ragflash.cli.demo import GUIDE, GUIDE_QUESTIONS, MANUAL
-from ragflash.cli.options import DeviceOption, JsonOption, KvFormat, ModelOption, VramOption
+from ragflash.cli.options import (
+    CtxOption,
+    DeviceOption,
+    JsonOption,
+    KvFormat,
+    KvOption,
+    ModelOption,
+    SlotsOption,
+    VramOption,
+)
 from ragflash.cli.output import Output, Tracker
 from ragflash.errors import NotFound
 from ragflash.gguf.packaged import packaged_model_path
@@ -114,11 +123,20 @@ def sessions(
     pairs: Annotated[
         int, typer.Option(min=record.LEAST_PAIRS, help="Readings of each figure.")
     ] = record.LEAST_PAIRS,
+    restarts: Annotated[
+        int | None, typer.Option(min=1, help="Readings from files; --pairs if left out.")
+    ] = None,
     tokens: Annotated[int, typer.Option(min=1000, help="Of the document.")] = 6000,
+    short: Annotated[int, typer.Option(min=10, help="Of documents whose writing is timed.")] = 384,
     folder: Annotated[
         Path | None, typer.Option(help="On the disk that is meant; a temporary one if left out.")
     ] = None,
     model: ModelOption = None,
+    device: DeviceOption = None,
+    vram_gb: VramOption = None,
+    ctx: CtxOption = None,
+    kv: KvOption = None,
+    slots: SlotsOption = None,
     out: OutOption = None,
     as_json: JsonOption = False,
 ) -> None:
@@ -128,13 +146,23 @@ def sessions(
         from ragflash.bench import sessions as bench  # noqa: PLC0415  (imports torch: seconds)
 
         with tempfile.TemporaryDirectory(prefix="ragflash-bench-", dir=folder) as made:
-            settings = load_settings(data_dir=Path(made), model=model)
+            settings = load_settings(
+                data_dir=Path(made),
+                model=model,
+                device=device,
+                vram_gb=vram_gb,
+                context_tokens=ctx,
+                kv_format=kv,
+                max_slots=slots,
+            )
             path = Path(made) / "sessions"
 
             def start() -> AbstractContextManager[bench.Running]:
                 return bench.run_over(path, lambda archive: parts.start_model(settings, archive))
 
-            sizes = bench.Sizes(document_tokens=tokens, pairs=pairs, restarts=pairs)
+            sizes = bench.Sizes(
+                document_tokens=tokens, short_tokens=short, pairs=pairs, restarts=restarts or pairs
+            )
             return bench.measure(start, path, sizes, track)
 
     _run("sessions", run, out=out, as_json=as_json)

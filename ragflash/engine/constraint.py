@@ -6,6 +6,7 @@ from typing import Union
 
 MIN_WORDS = 5
 
+
 @dataclass(frozen=True, slots=True)
 class Choice:
     """The output is exactly one of `texts`."""

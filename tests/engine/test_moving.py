@@ -1,14 +1,16 @@
 """Pages of a device come and go while it computes: late copies change no answer."""
 
+import queue
 import threading
 
 import pytest
 import torch
 
 from ragflash.engine.cache import CacheMiss, CacheTier
+from ragflash.engine.request import Event, Failed
 from ragflash.kvcache.copies import Wait
 from tests.engine.harness import ToyEngine
-from tests.engine.test_file_tier import answer, asked, engine_of
+from tests.engine.test_file_tier import HeldDisk, answer, asked, engine_of
 from tests.kvcache.late_copies import LateCopies
 from tests.sessions.samples import files_of, flip
 
@@ -46,6 +48,29 @@ def test_damage_at_the_end_of_a_file_leaves_nothing_on_a_device(tmp_path):
         missed = answer(engine, asked(1700))
         assert missed.token_ids == cold.token_ids
         assert (missed.tier, missed.miss_reason) == (CacheTier.NONE, CacheMiss.DAMAGED)
+        assert_nothing_is_held(engine)
+
+
+def test_whoever_gives_up_between_two_pages_leaves_nothing_on_a_device(tmp_path):
+    disk = HeldDisk()
+    disk.may_create.set()
+    with engine_of("packed", tmp_path, disk=disk, copies=LateCopies()) as engine:
+        cold = answer(engine, asked(1700))
+        engine.store.drop_all()
+        jobs, num_reads = [], iter(range(1000))
+
+        def give_up() -> None:
+            if next(num_reads) == 12:
+                jobs[0].cancelled.set()
+
+        events: queue.SimpleQueue[Event] = queue.SimpleQueue()
+        jobs.append(engine.client._prepare(asked(1700), events.put, 0.0))
+        disk.on_read = give_up
+        engine.worker.submit(jobs[0])
+        while not isinstance(events.get(timeout=30), Failed):
+            pass
+        warm = answer(engine, asked(1700))
+        assert (warm.tier, warm.token_ids) == (CacheTier.FILE, cold.token_ids)
         assert_nothing_is_held(engine)
 
 
