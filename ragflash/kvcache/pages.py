@@ -11,6 +11,7 @@ from ragflash.kvcache.allocator import PAGE_TOKENS, PageForm
 from ragflash.kvcache.formats import KVFormatName
 from ragflash.kvcache.table import PageConversion, PageCopy
 from ragflash_kernels.kv_codec import KvFormat, decode_pages, encode_pages, page_layout
+from ragflash_kernels.token_moves import move_tokens
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,27 +52,32 @@ class KVLayout:
 
 @dataclass(frozen=True, slots=True)
 class _TokenValues:
-    """Where a page has the values of a token, int64, one entry a value: K and V of all layers.
+    """Where a page has the values of a token, int32, one entry a value: K and V of all layers.
 
     Attributes:
-        start: Of the page's first token.
-        stride: From one token to the next.
+        starts: Of the page's first token.
+        strides: From one token to the next.
     """
 
-    start: torch.Tensor
-    stride: torch.Tensor
+    starts: torch.Tensor
+    strides: torch.Tensor
 
     @classmethod
     def of(cls, layout: KVLayout, device: torch.device | str) -> Self:
         """Work them out on the host, and keep them where the pages are."""
-        starts, strides, layer_start = [torch.empty(0, dtype=torch.int64)], [], 0
+        starts: list[int] = []
+        strides: list[int] = []
+        start = 0
         for layer in layout.layers:
-            heads = torch.arange(2 * layer.num_kv_heads)[:, None] * PAGE_TOKENS * layer.head_dim
-            starts.append((layer_start + heads + torch.arange(layer.head_dim)).flatten())
-            strides += [layer.head_dim] * len(starts[-1])
-            layer_start += layer.page_values
-        stride = torch.tensor(strides, dtype=torch.int64)
-        return cls(torch.cat(starts).to(device), stride.to(device))
+            for head in range(2 * layer.num_kv_heads):
+                first = start + head * PAGE_TOKENS * layer.head_dim
+                starts += range(first, first + layer.head_dim)
+            strides += [layer.head_dim] * (2 * layer.num_kv_heads * layer.head_dim)
+            start += layer.page_values
+        return cls(
+            torch.tensor(starts, dtype=torch.int32, device=device),
+            torch.tensor(strides, dtype=torch.int32, device=device),
+        )
 
 
 class PagePool:
@@ -134,19 +140,20 @@ class PagePool:
 
         Args:
             pages: Of the sequence.
-            moves: From where to where; all are read before any is written.
+            moves: From where to where, in order; no target is the source of a later one.
         """
         if not moves:
             return
-        found = [[(pages[at // PAGE_TOKENS], at % PAGE_TOKENS) for at in move] for move in moves]
-        places = torch.tensor(found)
+        places = torch.tensor(
+            [
+                [x for at in move for x in (pages[at // PAGE_TOKENS], at % PAGE_TOKENS)]
+                for move in moves
+            ]
+        )
         if self._storage.is_cuda:  # else the host would wait for the card
             places = places.pin_memory()
-        page, place = places.to(self._storage.device, non_blocking=True)[..., None].unbind(2)
-        index = page * self.layout.page_values + place * self._token.stride + self._token.start
-        source, target = index.unbind(1)  # [n, values of a token] each
-        values = self._storage.view(-1)
-        values[target] = values[source]
+        places = places.to(self._storage.device, non_blocking=True)
+        move_tokens(self._storage, self._token.starts, self._token.strides, places)
 
     def copy(self, copy: PageCopy) -> None:
         """Copy the first tokens of a page, in all layers, to another page."""

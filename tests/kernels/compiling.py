@@ -32,6 +32,7 @@ from ragflash_kernels.qmatmul.launch import pick_registers, record_constants, si
 from ragflash_kernels.quant_layout import BLOCK_FORMATS
 from ragflash_kernels.rms_norm import kernel as norm_kernel
 from ragflash_kernels.sample import kernel as sample_kernel
+from ragflash_kernels.token_moves import kernel as move_kernel
 
 
 def compile_kernel(
@@ -208,6 +209,13 @@ def encode(sm: int, kv_format: str, head_dim: str):
     return compile_kernel(kv_kernel.encode_kernel, pointers, constants, sm=sm, warps=4)
 
 
+def move_tokens(sm: int, dtype: str):
+    """The copy of tokens of pages of a dtype."""
+    pointers = {"pages": f"*{dtype}", "starts": "*i32", "strides": "*i32", "moves": "*i64"}
+    function = move_kernel.move_tokens_kernel
+    return compile_kernel(function, pointers, {"BLOCK": 512}, sm=sm, warps=4)
+
+
 def gather_rows(sm: int, name: str):
     """Token vectors of a format."""
     sizes = BLOCK_FORMATS[name]
@@ -243,6 +251,7 @@ KERNELS: dict[str, Callable] = {
     "norm_parts": norm_parts,
     "gated": gated,
     "gather_rows": gather_rows,
+    "move_tokens": move_tokens,
     "encode": encode,
     "largest": largest,
 }

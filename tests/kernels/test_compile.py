@@ -79,6 +79,7 @@ def test_products_fit_every_card(sm):
     check([f"{name}:{sm}" for name in ("add_parts", "norm_parts")])
     check([f"quantize:{dtype}:{sm}" for dtype in ("fp32", "fp16", "bf16")])
     check([f"gather_rows:{name}:{sm}" for name in BLOCK_FORMATS])
+    check([f"move_tokens:fp16:{sm}"])
 
 
 @pytest.mark.slow

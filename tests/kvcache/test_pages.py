@@ -95,7 +95,7 @@ def test_a_model_without_attention_has_pages_of_no_bytes():
     PagePool(layout, 2).copy(PageCopy(0, 1, 10))
 
 
-def test_moved_tokens_are_read_before_any_is_written():
+def test_moved_tokens_are_where_they_were_sent():
     """In layers of different shapes, over the edge of a page."""
     layout = KVLayout((LayerKV(3, 4), LayerKV(1, 6)), torch.float32)
     pool, pages = PagePool(layout, 4), (3, 0)
