@@ -12,7 +12,7 @@ from ragflash.kvcache.identity import Identity
 from ragflash.kvcache.pages import PackedPool
 from ragflash_kernels.kv_codec import ROTATION_VERSION
 
-ARITHMETIC_REVISION = 2
+ARITHMETIC_REVISION = 3
 """To be raised with every change to models or kernels that changes a bit of keys or values."""
 
 
@@ -26,6 +26,8 @@ class ModelText:
         rope: The file's values of the rotary embedding.
         tokenizer: Hash of the vocabulary and its rules.
         template: Source of the chat template.
+        drafter: Content hash of the drafter's files; empty without one.
+        mtp: Of the model's file where its block of multi-token prediction is used, else empty.
     """
 
     weights: str
@@ -33,6 +35,8 @@ class ModelText:
     rope: Mapping[str, object]
     tokenizer: str
     template: str
+    drafter: str = ""
+    mtp: str = ""
 
 
 def identify(
@@ -74,6 +78,8 @@ def identify(
         tokenizer=text.tokenizer,
         template=hashlib.sha256(text.template.encode()).hexdigest(),
         rules="",  # tokens of the first segment: in every key already
+        drafter=text.drafter,
+        mtp=text.mtp,
     )
 
 

@@ -217,3 +217,18 @@ def test_refuses_shapes_and_dtypes_that_do_not_fit():
     call(q[0], keys, values)
     call(q, keys, values[:3])
     call(q.float(), keys, values)
+
+
+@pytest.mark.parametrize("num_rows", [1, 2, 23, 70])
+@pytest.mark.parametrize("window", [None, 40])
+def test_where_pages_lie_changes_no_bit(num_rows, window):
+    """Else a prompt from the cache would not answer as a computed one does."""
+    for num_tokens in (16, 100, 128, 333):
+        in_a_row = Rows(num_rows, num_tokens, tuple(range(30)))
+        q, keys, values = make_case([in_a_row], num_pages=30)
+        expected = attend(q, keys, values, [in_a_row], window=window)
+        for seed in range(3):
+            pages = np.random.default_rng(seed).permutation(30)
+            scattered = Rows(num_rows, num_tokens, tuple(np.argsort(pages).tolist()))
+            moved = (keys[pages], values[pages])
+            assert torch.equal(attend(q, *moved, [scattered], window=window), expected)

@@ -1,14 +1,16 @@
-"""Plain torch: batched products over views of pages, without a gather.
+"""Plain torch: products over views of pages, without a gather.
 
-Scores stand token-first, `[Hkv, S, rows]`, since the product of many keys with few queries is
-fastest that way round; rows are taken in blocks, so that scores stay in the cache and a block
-reads no token that none of its rows sees.
+How a sum is cut decides its last bits, so it is cut where pages end, wherever they lie: a prompt
+whose pages are scattered is computed as one whose pages are in a row. Scores stand token-first,
+`[Hkv, S, rows]`, since the product of many keys with few queries is fastest that way round; rows
+are taken in blocks, so that scores stay in the cache and a block reads no token that none of its
+rows sees.
 
 A row alone, on a CPU, is bound by the number of calls and takes fewer: torch's attention with
 pages as its batch, whose results are then weighed by their sums of exponentials.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import TYPE_CHECKING
@@ -145,11 +147,10 @@ def _attend_alone(
         for run in runs
     ]
     mixed: torch.Tensor  # [pages, Hkv, group, D]
-    if len(parts) == 1:
-        mixed, sums = parts[0]
+    if sum(run.num_pages for run in runs) == 1:
+        mixed, _ = parts[0]
     else:
         mixed, sums = (torch.cat(same) for same in zip(*parts, strict=True))
-    if len(mixed) > 1:
         mixed = (mixed * sums.softmax(dim=0).unsqueeze(-1)).sum(dim=0).to(q.dtype)
     return mixed.reshape(q.shape)
 
@@ -191,40 +192,33 @@ def _hide_old(scores: torch.Tensor, oldest: Sequence[int], group: int) -> None:
 
 
 def _scores(queries: torch.Tensor, keys: torch.Tensor, runs: Sequence[_Run]) -> torch.Tensor:
-    """Return `[Hkv, S, rows]`: one product over heads for a single page, over pages for more."""
+    """Return `[Hkv, S, rows]`."""
     num_kv_heads, _, num_rows = queries.shape
     num_tokens = sum(run.num_tokens for run in runs)
     scores = queries.new_empty(num_kv_heads, num_tokens, num_rows)
     start = 0
-    for run in runs:
-        end = start + run.num_tokens
-        k = keys[run.pages, :, run.places]
-        if run.num_pages == 1:
-            scores[:, start:end] = torch.bmm(k[0], queries)
-        else:
-            for head in range(num_kv_heads):
-                products = scores[head, start:end].view(run.num_pages, -1, num_rows)
-                spread = queries[head].expand(run.num_pages, -1, -1)
-                torch.bmm(k[:, head], spread, out=products)
+    for k in _by_page(keys, runs):
+        end = start + k.shape[1]
+        scores[:, start:end] = torch.bmm(k, queries)
         start = end
     return scores
 
 
 def _mix(weights: torch.Tensor, values: torch.Tensor, runs: Sequence[_Run]) -> torch.Tensor:
-    """Return the weighted sums of values, float32 `[Hkv, rows, D]`, by the same products."""
+    """Return the weighted sums of values, float32 `[Hkv, rows, D]`."""
     num_kv_heads, _, num_rows = weights.shape
     mixed = torch.zeros(
         (num_kv_heads, num_rows, values.shape[3]), dtype=torch.float32, device=weights.device
     )
     start = 0
-    for run in runs:
-        end = start + run.num_tokens
-        v = values[run.pages, :, run.places]
-        if run.num_pages == 1:
-            mixed += torch.bmm(weights[:, start:end].transpose(1, 2), v[0])
-        else:
-            for head in range(num_kv_heads):
-                shares = weights[head, start:end].view(run.num_pages, -1, num_rows).transpose(1, 2)
-                mixed[head] += torch.bmm(shares, v[:, head]).sum(dim=0, dtype=torch.float32)
+    for v in _by_page(values, runs):
+        end = start + v.shape[1]
+        mixed += torch.bmm(weights[:, start:end].transpose(1, 2), v)
         start = end
     return mixed
+
+
+def _by_page(pool: torch.Tensor, runs: Sequence[_Run]) -> Iterator[torch.Tensor]:
+    """Go through what pages hold of a sequence, `[Hkv, tokens, D]` each."""
+    for run in runs:
+        yield from pool[run.pages, :, run.places]
