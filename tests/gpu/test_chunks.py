@@ -16,6 +16,7 @@ from ragflash.engine.request import (
     TextSegment,
 )
 from ragflash.models.device.chunks import Chunks
+from ragflash.models.device.graphs import StepKind
 from tests.gpu.reading import place, read_tokens
 
 LENGTHS = ((33, 500), (512, 40, 700), (255, 2, 64), (1500,))
@@ -52,6 +53,19 @@ def test_captured_chunks_equal_launched_ones(model_path, lengths, device, on_car
     print(f"{model_path.name}, {lengths}: {error.max():.4f}")
     assert torch.equal(found, again)
     assert error.max() < 0.05
+
+
+def test_nobodys_packed_pages_change_no_bit(smollm2_path, device, on_card, monkeypatch):
+    """Steps that leave them out, against steps that attend to none of them."""
+    tokens = read_tokens(smollm2_path, 300)
+    placed = place(smollm2_path, device, context_tokens=8192, kv_format="q8_0")
+    lengths = (200, 1, 1, 2, 7, 16, 32, 1)
+    found = read(placed, tokens, lengths)
+    replay = placed.model._graphs
+    monkeypatch.setattr(
+        placed.model, "_graphs", lambda kind: replay(StepKind(kind.num_rows, has_packed=True))
+    )
+    assert torch.equal(read(placed, tokens, lengths), found)
 
 
 def request_of(question: str, name: str, **options) -> GenerateRequest:

@@ -14,6 +14,7 @@ from ragflash.kvcache.allocator import PageAllocator, PageForm
 from ragflash.kvcache.grid import Grid, PageAllocators
 from ragflash.kvcache.pages import KVPages, PackedPool, PagePool
 from ragflash.models.contract import ForwardBatch, Model, SequenceRows
+from ragflash.models.device.graphs import StepKind, step_kinds
 from ragflash.models.device.lowering import lower
 from ragflash.models.device.model import DeviceModel
 from ragflash.models.registry import load_records
@@ -187,12 +188,21 @@ def feed_packed(
     return torch.cat(logits)
 
 
+def noted_kinds(programme: DeviceModel, monkeypatch) -> list[StepKind]:
+    kinds: list[StepKind] = []
+    step = programme._graphs._step
+    monkeypatch.setattr(
+        programme._graphs, "_step", lambda kind: (kinds.append(kind), step(kind))[1]
+    )
+    return kinds
+
+
 def packed_pages_of(model: Model) -> KVPages:
     return KVPages(PagePool(model.kv_layout, 3), PackedPool(model.kv_layout, "q8_0", 3))
 
 
 @pytest.mark.parametrize("name", ["qwen3", "gemma3", "qwen35"])
-def test_packed_pages_are_read_as_the_layers_read_them(pairs, name):
+def test_packed_pages_are_read_as_the_layers_read_them(pairs, name, monkeypatch):
     """In chunks of many rows, and by few rows behind them."""
     pair, text = pairs(name), TEXT * 3
     with GGUFFile.open(pair.path) as file:
@@ -205,8 +215,20 @@ def test_packed_pages_are_read_as_the_layers_read_them(pairs, name):
     expected = feed_packed(pair.layers, packed_pages_of(pair.layers), [], text)
     assert_near(feed_packed(programme, pages, [], text)[1:], expected[1:], 0.02)
     chunks = [256, 256, 256, *[16] * 9]
+    kinds = noted_kinds(programme, monkeypatch)
     share = 0.12 if programme.is_recurrent else 0.04
     assert_near(feed_packed(programme, pages, chunks, text)[768:], expected[768:], share)
+    assert kinds
+    assert all(kind.has_packed for kind in kinds)
+    programme.reset(0)
+    programme.forward(batch_of(text[:16], 0), pages)
+    assert kinds[-1] == StepKind(16, has_packed=False)
+
+
+def test_kinds_of_steps_are_captured_from_the_largest_on():
+    assert step_kinds((1, 16), may_have_packed=False) == [StepKind(16, False), StepKind(1, False)]
+    found = step_kinds((1, 16), may_have_packed=True)
+    assert found == [StepKind(rows, form) for rows in (16, 1) for form in (True, False)]
 
 
 def test_offsets_of_packed_keys_are_refused(pairs):

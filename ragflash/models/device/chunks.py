@@ -122,7 +122,7 @@ class Chunks:
         self._dtype = dtype
         self._tables = ChunkTables(max(row_counts, default=0), exact_pages, unpacked.device)
         self._graphs = StepGraphs(self._step, unpacked.device, memory)
-        self._graphs.capture(row_counts)
+        self._graphs.capture(self._row_counts[::-1])
 
     def take(self, rows: SequenceRows) -> bool:
         """Tell whether rows are computed here; only their number and place decide."""

@@ -1,13 +1,34 @@
-"""Captured launches of a step, one graph for each number of rows."""
+"""Captured launches, one graph for each kind of step."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable, Sequence
+from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
 
 import torch
 
 ROW_COUNTS = (1, 2, 4, 8, 16, 21, 32)
 
+Kind = TypeVar("Kind", bound=Hashable)
 Result = TypeVar("Result")
+
+
+@dataclass(frozen=True, slots=True)
+class StepKind:
+    """What the launches of a step of few rows depend on.
+
+    Attributes:
+        num_rows: Rows, padding included.
+        has_packed: Whether packed pages are attended to; else nobody has any.
+    """
+
+    num_rows: int
+    has_packed: bool
+
+
+def step_kinds(row_counts: Sequence[int], *, may_have_packed: bool) -> list[StepKind]:
+    """Return all kinds of steps of these numbers of rows, the largest first."""
+    forms = (True, False) if may_have_packed else (False,)
+    return [StepKind(count, form) for count in sorted(row_counts, reverse=True) for form in forms]
 
 
 class GraphMemory:
@@ -18,8 +39,8 @@ class GraphMemory:
         self.pool: Any = torch.cuda.graph_pool_handle() if device.type == "cuda" else None
 
 
-class StepGraphs(Generic[Result]):
-    """Runs `step(num_rows)`; on a card by replaying what was captured of it.
+class StepGraphs(Generic[Kind, Result]):
+    """Runs `step(kind)`; on a card by replaying what was captured of it.
 
     Args:
         step: Launches kernels only, the same whatever the tables hold, and returns tensors.
@@ -28,35 +49,35 @@ class StepGraphs(Generic[Result]):
     """
 
     def __init__(
-        self, step: Callable[[int], Result], device: torch.device, memory: GraphMemory
+        self, step: Callable[[Kind], Result], device: torch.device, memory: GraphMemory
     ) -> None:
         self._step = step
         self._device = device
         self._memory = memory
-        self._graphs: dict[int, tuple[torch.cuda.CUDAGraph, Result]] = {}
+        self._graphs: dict[Kind, tuple[torch.cuda.CUDAGraph, Result]] = {}
 
-    def capture(self, row_counts: Sequence[int] = ROW_COUNTS) -> None:
-        """Capture steps of so many rows, the largest first: smaller ones use its memory."""
+    def capture(self, kinds: Sequence[Kind]) -> None:
+        """Capture steps of so many kinds: where the largest come first, others use their memory."""
         if self._device.type != "cuda":
             return
-        for num_rows in sorted(row_counts, reverse=True):
-            self._capture(num_rows)
+        for kind in kinds:
+            self._capture(kind)
 
-    def __call__(self, num_rows: int) -> Result:
+    def __call__(self, kind: Kind) -> Result:
         """Run a step; the result is overwritten by the next one."""
         if self._device.type != "cuda":
-            return self._step(num_rows)
-        graph, result = self._graphs[num_rows]
+            return self._step(kind)
+        graph, result = self._graphs[kind]
         graph.replay()
         return result
 
-    def _capture(self, num_rows: int) -> None:
+    def _capture(self, kind: Kind) -> None:
         stream = torch.cuda.Stream(self._device)  # type: ignore[no-untyped-call]
         stream.wait_stream(torch.cuda.current_stream(self._device))
         with torch.cuda.stream(stream):
-            self._step(num_rows)  # compiles kernels, which a capture cannot
+            self._step(kind)  # compiles kernels, which a capture cannot
         torch.cuda.current_stream(self._device).wait_stream(stream)
         graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(graph, pool=self._memory.pool):
-            result = self._step(num_rows)
-        self._graphs[num_rows] = (graph, result)
+            result = self._step(kind)
+        self._graphs[kind] = (graph, result)

@@ -11,7 +11,13 @@ from ragflash.kvcache.pages import KVLayout, KVPages
 from ragflash.models.contract import ForwardBatch, GreedyModel, SequenceRows
 from ragflash.models.decoder import Decoder
 from ragflash.models.device.chunks import Chunks
-from ragflash.models.device.graphs import ROW_COUNTS, GraphMemory, StepGraphs
+from ragflash.models.device.graphs import (
+    ROW_COUNTS,
+    GraphMemory,
+    StepGraphs,
+    StepKind,
+    step_kinds,
+)
 from ragflash.models.device.lowering import lower
 from ragflash.models.device.programme import Hidden
 from ragflash.models.device.steps import FewRows, ManyRows, RowPlaces
@@ -116,7 +122,7 @@ class DeviceModel(GreedyModel):
             memory=memory,
         )
         self._graphs = StepGraphs(self._few, device, memory)
-        self._graphs.capture(row_counts)
+        self._graphs.capture(step_kinds(row_counts, may_have_packed=packed_pages > 0))
 
     @property
     def vocab_size(self) -> int:
@@ -288,7 +294,8 @@ class DeviceModel(GreedyModel):
         num_rows = sum(rows.num_rows for rows in group)
         if self._states is not None:
             self._has_tape.update(rows.slot for rows in group)
-        return self._graphs(next(count for count in self._row_counts if count >= num_rows))
+        count = next(count for count in self._row_counts if count >= num_rows)
+        return self._graphs(StepKind(count, any(rows.packed_pages for rows in group)))
 
     def _group(
         self, token_ids: Sequence[int], group: Sequence[SequenceRows], *, is_alone: bool
@@ -309,15 +316,16 @@ class DeviceModel(GreedyModel):
         rows_wanted = torch.tensor(wanted, device=self._device)
         return Predictions(result.logits[rows_wanted], result.tokens[rows_wanted])
 
-    def _few(self, num_rows: int) -> Predictions:
+    def _few(self, kind: StepKind) -> Predictions:
         """Compute the rows that the tables describe; the same launches every time."""
-        tables = self._tables
+        tables, num_rows = self._tables, kind.num_rows
         step = FewRows(
             num_rows,
             tables,
             self._pages,
             self._programme.angles(tables["positions"][:num_rows]),
             self._states,
+            has_packed=kind.has_packed,
             eager=num_rows <= self._eager_rows,
         )
         hidden = self._programme.run(tables["token_ids"][:num_rows], step)

@@ -129,6 +129,8 @@ class FewRows:
         pages: Keys and values.
         angles: Of the rows' positions, one entry for each set of frequencies.
         states: Of recurrent layers; `None` when there are none.
+        has_packed: Whether to attend to packed pages. The result is the same, bit for bit, where no
+            sequence has any.
         eager: See `ProductStep`.
     """
 
@@ -137,6 +139,7 @@ class FewRows:
     pages: KVPages
     angles: tuple[Angles, ...]
     states: DeltaStates | None
+    has_packed: bool
     eager: bool
     quantized: bool = True
     dtype: torch.dtype = torch.bfloat16
@@ -164,7 +167,7 @@ class FewRows:
                 tables.exact(kv.window, self.num_rows),
             ),
             None
-            if packed is None
+            if packed is None or not self.has_packed
             else KvPart(
                 packed.keys(kv.layer),
                 packed.values(kv.layer),
