@@ -95,8 +95,10 @@ CONSTANTS = {
     "ROTATION_VERSION": "rotation",
     "ARITHMETIC_REVISION": "arithmetic",
 }
-# No model says these: rules are tokens of every key already, the next two are of optional parts.
-LEFT_OUT = {"rules": "", "drafter": "", "mtp": "", "format_version": FORMAT_VERSION}
+# They count for parts of their own, which a prompt is used without.
+OF_PARTS = {"drafter", "mtp"}
+# No model says these: rules are tokens of every key already.
+LEFT_OUT = {"rules": "", "format_version": FORMAT_VERSION}
 
 
 def differing(one: Identity, other: Identity) -> set[str]:
@@ -111,6 +113,14 @@ def test_a_difference_shows_in_its_fields_alone(name):
     assert differing(mine, other) == wanted
     assert mine.digest != other.digest
     assert mine.difference(other.named) in wanted
+
+
+@pytest.mark.parametrize("name", sorted(OF_PARTS))
+def test_another_drafter_shows_in_its_part_alone(name):
+    mine, other = Given().identity(), of_text(**{name: "d"}).identity()
+    assert differing(mine, other) == {name}
+    assert (mine.digest, mine.difference(other.named)) == (other.digest, None)
+    assert mine.of_part(name) != other.of_part(name)
 
 
 @pytest.mark.parametrize("name", CONSTANTS)
@@ -137,8 +147,8 @@ def test_offsets_count_by_their_values_and_layers():
 
 def test_no_field_is_without_a_case():
     """A new field needs one above; the next test and the engine's misses take it by themselves."""
-    seen = set.union(*(wanted for _, wanted in CASES.values()), CONSTANTS.values(), LEFT_OUT)
-    assert seen == {field.name for field in fields(Identity)}
+    seen = set.union(*(wanted for _, wanted in CASES.values())).union(CONSTANTS.values())
+    assert seen | OF_PARTS | LEFT_OUT.keys() == {field.name for field in fields(Identity)}
     identity = Given().identity()
     assert {name: getattr(identity, name) for name in LEFT_OUT} == LEFT_OUT
 
@@ -148,12 +158,9 @@ def test_one_field_alone_makes_another_identity(name):
     mine = Given().identity()
     value = getattr(mine, name)
     other = replace(mine, **{name: value + 1 if isinstance(value, int) else f"{value}x"})
-    if name in {"drafter", "mtp"}:
-        assert (mine.digest, mine.difference(other.named)) == (other.digest, None)
-        assert mine.of_part(name) != other.of_part(name)
-    else:
-        assert mine.digest != other.digest
-        assert mine.difference(other.named) == other.difference(mine.named) == name
+    differs = None if name in OF_PARTS else name
+    assert mine.difference(other.named) == other.difference(mine.named) == differs
+    assert (mine.digest == other.digest) == (name in OF_PARTS)
 
 
 # How a whole engine may be started otherwise over the same files, and what its miss names.
