@@ -221,7 +221,7 @@ def test_packed_pages_are_read_as_the_layers_read_them(pairs, name, monkeypatch)
     assert kinds
     assert all(kind.has_packed for kind in kinds)
     programme.reset(0)
-    programme.forward(batch_of(text[:16], 0), pages)
+    programme.forward(on_page(batch_of(text[:16], 0), 1), pages)
     assert kinds[-1] == StepKind(16, has_packed=False)
 
 
