@@ -195,6 +195,28 @@ def lookup(
 
 
 @app.command()
+def quotes(
+    *,
+    runs: Annotated[
+        int, typer.Option(min=1, help="How often it is measured.")
+    ] = record.LEAST_PAIRS,
+    model: ModelOption = None,
+    out: OutOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Time what binding quotes to 138,696 tokens of the samples costs, without a model."""
+
+    def run(track: Tracker) -> record.Measurement:
+        from ragflash.bench import quotes as bench  # noqa: PLC0415  (loads parsers)
+
+        documents = [sample_path(name) for name in (MANUAL, "sqlite-wal.html")]
+        path = parts.model_path(load_settings(model=model))
+        return bench.measure(documents, path, bench.Sizes(runs=runs), track)
+
+    _run("quotes", run, out=out, as_json=as_json)
+
+
+@app.command()
 def cpu(
     *,
     pairs: Annotated[
