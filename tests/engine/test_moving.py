@@ -2,6 +2,8 @@
 
 import queue
 import threading
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import AbstractContextManager
 
 import pytest
 import torch
@@ -9,12 +11,28 @@ import torch
 from ragflash.engine.cache import CacheMiss, CacheTier
 from ragflash.engine.request import Event, Failed
 from ragflash.kvcache.copies import Wait
-from tests.engine.harness import ToyEngine
-from tests.engine.test_file_tier import HeldDisk, answer, asked, engine_of
+from ragflash.sessions import FolderArchive
+from tests.engine.harness import ToyEngine, toy_engine
+from tests.engine.test_file_tier import (
+    TOKENIZER,
+    HeldDisk,
+    answer,
+    asked,
+    engine_of,
+    open_archive,
+)
+from tests.engine.test_two_forms import ReaderModel
 from tests.kvcache.late_copies import LateCopies
-from tests.sessions.samples import files_of, flip
+from tests.sessions.samples import IDENTITY, files_of, flip
 
 LENGTHS = {"exact": (250, 300, 810), "packed": (505, 1018, 1700), "recurrent": (1, 700)}
+
+
+def device_engine(
+    archive: FolderArchive, copies: LateCopies, **options: object
+) -> AbstractContextManager[ToyEngine]:
+    options |= {"archive": archive, "identity": IDENTITY, "copies": copies}
+    return toy_engine(ReaderModel(), TOKENIZER, **options)
 
 
 def assert_nothing_is_held(engine: ToyEngine) -> None:
@@ -54,8 +72,13 @@ def test_damage_at_the_end_of_a_file_leaves_nothing_on_a_device(tmp_path):
 def test_whoever_gives_up_between_two_pages_leaves_nothing_on_a_device(tmp_path):
     disk = HeldDisk()
     disk.may_create.set()
-    with engine_of("packed", tmp_path, disk=disk, copies=LateCopies()) as engine:
+    options = {"kv_format": "tq3_0", "num_pages": 128, "num_packed_pages": 128}
+    with (
+        open_archive(tmp_path, disk=disk) as archive,
+        device_engine(archive, LateCopies(), **options) as engine,
+    ):
         cold = answer(engine, asked(1700))
+        archive.flush()
         engine.store.drop_all()
         jobs, num_reads = [], iter(range(1000))
 
@@ -107,12 +130,17 @@ def test_pages_that_are_being_saved_are_not_used_for_another_document(name, tmp_
 
 def test_a_prompt_that_needs_every_page_waits_for_those_that_are_being_saved(tmp_path):
     copies = GatedCopies()
-    with engine_of("exact", tmp_path, num_pages=6, copies=copies) as engine, copies:
+    with (
+        open_archive(tmp_path) as archive,
+        device_engine(archive, copies, num_pages=6) as engine,
+        copies,
+        ThreadPoolExecutor(1) as thread,
+    ):
         cold = answer(engine, asked(600))
-        waiting = threading.Thread(target=lambda: answer(engine, asked(900)))
-        waiting.start()
+        waiting = thread.submit(answer, engine, asked(900))
         copies.gate.set()
-        waiting.join()
+        assert waiting.result(timeout=30).usage.cached_tokens == 6
+        archive.flush()
         warm = answer(engine, asked(600))
         assert (warm.tier, warm.token_ids) == (CacheTier.FILE, cold.token_ids)
         assert_nothing_is_held(engine)
