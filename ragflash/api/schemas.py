@@ -79,6 +79,7 @@ class TextBody(Body):
 
     text: Text
     name: Text = "untitled.txt"
+    prefill: bool = Field(False, description="Whether the model reads it too, beforehand.")
 
 
 class SearchBody(Body):

@@ -28,6 +28,7 @@ _QUEUED_BYTES = 1 << 30
 _REFUSAL_HOLDS_S = 600.0
 _REFUSALS_REMEMBERED = 4096
 _RECOUNT_EVERY_S = 3600.0
+_REFUSALS = [reason for reason in RefusalReason if reason is not RefusalReason.ALREADY_STORED]
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,7 +80,7 @@ class FolderArchive(SegmentArchive):
         self._underway: dict[bytes, int] = {}
         self._refused_at: dict[bytes, float] = {}
         self._num_saved = self._num_dropped = 0
-        self._num_refused = dict.fromkeys(map(str, RefusalReason), 0)
+        self._num_refused = dict.fromkeys(map(str, _REFUSALS), 0)
         self._recount_every_s = recount_every_s
         self._recount_at = time.monotonic() + recount_every_s
         self._saves: queue.Queue[_Save | None] = queue.Queue()

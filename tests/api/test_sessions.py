@@ -79,6 +79,8 @@ def test_a_document_can_be_read_as_soon_as_it_is_there(world: World) -> None:
     body = {"text": "Records are kept.", "name": "law.txt"}
     taken = world.send("POST", "/v1/documents?prefill=true", json=body).json()
     assert (taken["job"]["kind"], taken["prefill"]["kind"]) == ("ingest", "prefill")
+    said = world.send("POST", "/v1/documents", json=body | {"text": "y", "prefill": True}).json()
+    assert said["prefill"]["document"] == said["document"]["id"]
     assert world.send("POST", "/v1/documents", json=body | {"text": "x"}).json()["prefill"] is None
 
 
@@ -99,7 +101,8 @@ def test_without_sessions_there_are_none_and_the_rest_says_why() -> None:
         ("POST", f"/v1/documents/{document}/prefill"),
         ("POST", "/v1/documents?prefill=true"),
     ):
-        reply = world.send(method, path)
+        body = {"json": {"text": "More."}} if path.startswith("/v1/documents?") else {}
+        reply = world.send(method, path, **body)
         assert reply.status_code == 409
         assert "RAGFLASH_SESSIONS_GB" in reply.json()["detail"]
     assert len(world.library.jobs) == len(world.library.records) == 1

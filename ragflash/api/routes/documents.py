@@ -76,13 +76,17 @@ async def add_document(
     """Take a file (multipart, part `file`) or a text (JSON); reading it goes on in a job.
 
     With `wait` the reply comes when the job has ended, at the latest after so many seconds. Bytes
-    that are already there answer 200 with `deduplicated`. With `prefill` the model reads it too,
-    once it is ready and when there is time: that is a job of its own.
+    that are already there answer 200 with `deduplicated`. With `prefill` (here, or in a text's
+    JSON) the model reads it too, once it is ready and when there is time: that is a job of its own.
     """
     library = services.library
-    if prefill:
-        _ = services.sessions  # it makes no sense without, and is refused
-    async with _received(request, services.config.max_upload_bytes) as (name, source):
+    async with _received(request, services.config.max_upload_bytes) as (
+        name,
+        source,
+        wants_prefill,
+    ):
+        if prefill or wants_prefill:
+            _ = services.sessions  # without them there is nothing to keep it in: refused
         added = await asyncio.to_thread(
             library.add,
             scope,
@@ -90,7 +94,7 @@ async def add_document(
             name,
             source,
             on_duplicate=on_duplicate,
-            prefill=prefill,
+            prefill=prefill or wants_prefill,
         )
     record, job = added.document, added.job
     if wait:
@@ -244,8 +248,11 @@ async def _settled(
 @asynccontextmanager
 async def _received(
     request: Request, limit_bytes: int
-) -> AsyncIterator[tuple[str, BinaryIO | bytes]]:
-    """Name and content of what the request brings; a file is gone afterwards."""
+) -> AsyncIterator[tuple[str, BinaryIO | bytes, bool]]:
+    """Name and content of what the request brings, and whether it wants that read beforehand.
+
+    A file is gone afterwards.
+    """
     kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
     if kind == "application/json":
         yield await _read_text(request, limit_bytes)
@@ -259,10 +266,10 @@ async def _received(
         if not isinstance(part, UploadFile):
             raise BodyInvalid("the form has no file in a part named `file`")
         _check_size(part.size or 0, limit_bytes)
-        yield part.filename or "", part.file
+        yield part.filename or "", part.file, False
 
 
-async def _read_text(request: Request, limit_bytes: int) -> tuple[str, bytes]:
+async def _read_text(request: Request, limit_bytes: int) -> tuple[str, bytes, bool]:
     try:
         body = TextBody.model_validate_json(await request.body())
     except ValidationError as error:
@@ -270,7 +277,7 @@ async def _read_text(request: Request, limit_bytes: int) -> tuple[str, bytes]:
         raise RequestValidationError(faults) from error
     content = body.text.encode()
     _check_size(len(content), limit_bytes)
-    return body.name, content
+    return body.name, content, body.prefill
 
 
 def _check_size(size_bytes: int, limit_bytes: int) -> None:
