@@ -72,11 +72,9 @@ class StepGraphs(Generic[Kind, Result]):
         return result
 
     def _capture(self, kind: Kind) -> None:
-        stream = torch.cuda.Stream(self._device)  # type: ignore[no-untyped-call]
-        stream.wait_stream(torch.cuda.current_stream(self._device))
-        with torch.cuda.stream(stream):
-            self._step(kind)  # compiles kernels, which a capture cannot
-        torch.cuda.current_stream(self._device).wait_stream(stream)
+        # A capture cannot compile kernels. On a stream of its own this would cost a work space of
+        # cuBLAS for each.
+        self._step(kind)
         graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(graph, pool=self._memory.pool):
             result = self._step(kind)

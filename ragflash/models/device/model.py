@@ -93,7 +93,7 @@ class DeviceModel(GreedyModel):
         self._decoder = decoder
         self._device = device
         self._pages = pages
-        self._num_tokens = num_tokens
+        self._num_tokens = min(num_tokens, decoder.vocab_size)
         self._programme = lower(decoder)
         windows = windows_of(self._programme)
         self._tables = StepTables(TableSizes(max_slots, exact_pages, packed_pages, windows), device)
