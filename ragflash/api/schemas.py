@@ -79,7 +79,9 @@ class TextBody(Body):
 
     text: Text
     name: Text = "untitled.txt"
-    prefill: bool = Field(False, description="Whether the model reads it too, beforehand.")
+    prefill: bool = Field(
+        False, strict=True, description="Whether the model reads it too, beforehand."
+    )
 
 
 class SearchBody(Body):
