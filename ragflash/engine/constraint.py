@@ -41,6 +41,8 @@ class QuoteFrom:
 class Quoting:
     """Free text in which all that stands between quote marks is copied from sources.
 
+    No quote may begin where the prompt has nothing that can be quoted.
+
     Attributes:
         quote: What stands between the marks.
         opening: Begins a quote wherever it is written; no tokens write it once there are

@@ -98,7 +98,7 @@ def places(text, wanted, written):
             yield len(text[:start].encode()) + len(written)
 
 
-@settings(max_examples=80)
+@settings(max_examples=60)
 @given(texts(), st.integers(1, 4), st.integers(1, 60), st.integers(0, 2**32))
 def test_a_token_is_permitted_if_and_only_if_a_quote_goes_on_with_it(text, least, most, seed):
     wanted = [text[start:end].encode() for start, end in quotable.quotes(text, least, most)]
@@ -128,7 +128,7 @@ def test_a_token_is_permitted_if_and_only_if_a_quote_goes_on_with_it(text, least
     assert written in wanted
 
 
-@settings(max_examples=60)
+@settings(max_examples=30)
 @given(texts(), st.integers(0, 2**32))
 def test_going_back_is_never_having_been_there(text, seed):
     rng = np.random.default_rng(seed)

@@ -86,6 +86,15 @@ def test_there_are_no_more_quotes_than_asked_for():
     assert not any(map(start(Quoting(QUOTE, max_quotes=0)).mask().permits, writers))
 
 
+def test_where_nothing_can_be_quoted_no_quote_begins():
+    messages = user(document("too short", "d", head="Doc: "), question("?"))
+    prompt = compile_prompt(messages, RawTemplate(), TOKENIZER)
+    cursor = COMPILER.compile(Quoting(QUOTE), prompt)
+    assert not cursor.mask().permits(MARK)
+    with pytest.raises(InputError):
+        COMPILER.compile(QUOTE, prompt)
+
+
 def test_text_ends_at_its_marker_or_limit_before_any_quote():
     cursor = walk(start(Quoting(QUOTE, until="\n", max_tokens=4), Literal("!")), "a b\n")
     assert list(cursor.forced(9)) == TOKENIZER.encode("!")

@@ -47,8 +47,8 @@ class ConstraintCompiler:
         self._token_bytes = token_bytes
         self._grammars = Grammars(tokenizer, token_bytes)
         self._markers: Recent[str, Marker] = Recent(_NUM_MARKERS)
-        self._texts: Recent[bytes, SourceText] = Recent(_NUM_TEXTS)
-        self._programs: Recent[tuple[bytes, int, int], QuoteProgram] = Recent(_NUM_TEXTS)
+        self._texts: Recent[bytes, SourceText | None] = Recent(_NUM_TEXTS)
+        self._programs: Recent[tuple[bytes, int, int], QuoteProgram | None] = Recent(_NUM_TEXTS)
 
     def compile(self, constraint: Constraint, prompt: CompiledPrompt) -> Cursor:
         """Return a cursor at the start of a constraint.
@@ -81,21 +81,27 @@ class ConstraintCompiler:
             case Grammar():
                 return [self._grammars.start(part)]
             case QuoteFrom():
-                return [self._quote_program(part, prompt).begin()]
+                program = self._quote_program(part, prompt)
+                if program is None:
+                    raise InputError("nothing of the given sources and ranges can be quoted")
+                return [program.begin()]
             case Quoting():
                 return self._quoting(part, prompt)
 
     def _quoting(self, part: Quoting, prompt: CompiledPrompt) -> list[State]:
-        """Lay out free text, quote and closing mark, so many times, then free text alone."""
+        """Lay out free text, quote and closing mark, so many times, then free text alone.
+
+        Where nothing can be quoted, no quote may begin.
+        """
         if not part.opening or part.max_quotes < 0:
             raise InputError("quotes need an opening mark and max_quotes of 0 or more")
+        program = self._quote_program(part.quote, prompt) if part.max_quotes else None
         states: list[State] = []
-        if part.max_quotes:
-            quote = self._quote_program(part.quote, prompt).begin()
+        if program is not None:
             closing = trie([self._spelling(part.closing)])
-        for num_left in range(part.max_quotes, 0, -1):
-            opened = self._free(part.until, part.opening, 3 * num_left, part.max_tokens)
-            states += [opened, quote, closing]
+            for num_left in range(part.max_quotes, 0, -1):
+                opened = self._free(part.until, part.opening, 3 * num_left, part.max_tokens)
+                states += [opened, program.begin(), closing]
         return [*states, self._free(part.until, part.opening, 0, part.max_tokens)]
 
     def _free(self, until: str, opening: str, num_quote_parts: int, max_tokens: int) -> FreeState:
@@ -107,12 +113,14 @@ class ConstraintCompiler:
     def _marker(self, text: str) -> Marker:
         return self._markers.get(text, lambda: Marker(text.encode(), self._token_bytes))
 
-    def _quote_program(self, quote: QuoteFrom, prompt: CompiledPrompt) -> QuoteProgram:
+    def _quote_program(self, quote: QuoteFrom, prompt: CompiledPrompt) -> QuoteProgram | None:
         if quote.min_words < 1 or quote.max_characters < 1:
             raise InputError("a quote needs min_words and max_characters of 1 or more")
         tokens = SourceTokens.of(quote.source_ids, prompt)
         key = tokens.content
         text = self._texts.get(key, lambda: build_source_text(tokens, self._spellings))
+        if text is None:
+            return None
         limits = {"min_words": quote.min_words, "max_characters": quote.max_characters}
         if not quote.ranges:
             return self._programs.get(

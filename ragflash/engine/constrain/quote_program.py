@@ -8,16 +8,15 @@ from ragflash.engine.constrain.quote import QuoteProgram
 from ragflash.engine.constrain.source_text import SourceText
 from ragflash.engine.constrain.spelling import Places
 from ragflash.engine.constrain.words import Flags
-from ragflash.errors import InputError
 
 Range = tuple[int, int, int]
 
 
-def words_program(text: SourceText, *, min_words: int, max_characters: int) -> QuoteProgram:
+def words_program(text: SourceText, *, min_words: int, max_characters: int) -> QuoteProgram | None:
     """Quote from word to word: so many words at least, or a whole cell or heading.
 
-    Raises:
-        InputError: The text has no such quote.
+    Returns:
+        `None` where the text has no such quote.
     """
     words = text.words
     starts = np.flatnonzero(words.is_start)
@@ -35,7 +34,7 @@ def words_program(text: SourceText, *, min_words: int, max_characters: int) -> Q
 
 def ranges_program(
     text: SourceText, ranges: Iterable[Range], *, min_words: int, max_characters: int
-) -> QuoteProgram:
+) -> QuoteProgram | None:
     """Quote from the start of a range to the end of one; a longer one is cut behind a word.
 
     Args:
@@ -44,8 +43,8 @@ def ranges_program(
         min_words: Of a quote.
         max_characters: Of a quote.
 
-    Raises:
-        InputError: None of them is in the text.
+    Returns:
+        `None` where none of them is in the text.
     """
     words = text.words
     starts, is_end = _snapped(text, ranges)
@@ -64,11 +63,11 @@ def _program(
     cell_end: Places,
     latest: Places,
     is_end: Flags,
-) -> QuoteProgram:
+) -> QuoteProgram | None:
     """Turn positions into places; a start without an end in reach is none."""
     is_reached = latest > starts
     if not is_reached.any():
-        raise InputError("no text of the given sources and ranges can be quoted from the prompt")
+        return None
     places = np.append(text.places, len(text.data))
     never = np.minimum(soonest[is_reached], len(text.places))
     is_end_place = np.zeros(len(text.data), dtype=np.bool_)

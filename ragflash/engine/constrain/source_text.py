@@ -11,7 +11,6 @@ from numpy.typing import NDArray
 from ragflash.engine.constrain.spelling import NONE, Places, Spellings, Text, Tokens
 from ragflash.engine.constrain.words import Words
 from ragflash.engine.prompt import CompiledPrompt
-from ragflash.errors import InputError
 
 SENTINEL = 256
 _UNKNOWN = -2
@@ -105,16 +104,10 @@ class SourceTokens:
 
     @classmethod
     def of(cls, source_ids: Collection[str], prompt: CompiledPrompt) -> "SourceTokens":
-        """Find those of some sources.
-
-        Raises:
-            InputError: There are none.
-        """
+        """Find those of some sources, possibly none."""
         sources = prompt.sources
         wanted = [at for at, name in enumerate(prompt.source_ids) if name in source_ids]
         places = np.flatnonzero(np.isin(sources.source, wanted))
-        if not len(places):
-            raise InputError("no text of the given sources is in the prompt")
         traced = (sources.source, sources.start, sources.end, sources.lead)
         ids = np.asarray(prompt.token_ids, dtype=np.int32)
         return cls(places, ids[places], *(values[places] for values in traced))
@@ -126,14 +119,11 @@ class SourceTokens:
         return np.concatenate(fields, dtype=np.int32, casting="same_kind").tobytes()
 
 
-def build_source_text(tokens: SourceTokens, spellings: Spellings) -> SourceText:
-    """Lay out the text that these tokens of a prompt copy.
+def build_source_text(tokens: SourceTokens, spellings: Spellings) -> SourceText | None:
+    """Lay out the text that tokens of a prompt copy; `None` if they hold no whole character.
 
     A vocabulary may lack the bytes of rare characters: such a character has no token, or not all
     of them, and parts the text in front of it from that behind it.
-
-    Raises:
-        InputError: They hold no whole character.
     """
     spelled = _Spelled(tokens, spellings)
     runs, texts, owns, first = [], [], [], 0
@@ -147,7 +137,7 @@ def build_source_text(tokens: SourceTokens, spellings: Spellings) -> SourceText:
         owns += [own, np.array([NONE], dtype=np.int32)]
         first += len(text) + 1
     if not runs:
-        raise InputError("no text of the given sources is in the prompt")
+        return None
     text = "".join(run + "\n" for run in texts)
     stored = np.frombuffer(text.encode(), dtype=np.uint8)
     places = np.flatnonzero(_begins_character(stored))
@@ -185,7 +175,7 @@ class _Spelled:
             | (np.diff(self._shift) != 0)
         )
         breaks = 1 + np.flatnonzero(is_break)
-        yield from pairwise([0, *breaks.tolist(), len(self._tokens.ids)])
+        yield from pairwise(dict.fromkeys([0, *breaks.tolist(), len(self._tokens.ids)]))
 
     def text(self, from_token: int, to_token: int) -> tuple[str, int, Tokens] | None:
         """Return the whole characters of a run, where they start in the source, and its tokens."""
