@@ -19,6 +19,7 @@ from ragflash.engine.request import (
 )
 from ragflash.errors import SettingInvalid
 from tests.engine.toys import StubDrafter
+from tests.engine.trees import answer_of, wild_tree
 from tests.models.families import FAMILIES
 from tests.models.toy_files import TOKENS, write_gguf
 
@@ -87,8 +88,9 @@ def test_an_answer_from_the_cache_equals_a_cold_one_bit_for_bit(toys, name, kv_f
     assert [found.logprobs for found in warm] == [found.logprobs for found in cold]
 
 
+@pytest.mark.parametrize("shape", ["chain", "tree"])
 @pytest.mark.parametrize("name", ["qwen3", "qwen35"])
-def test_drafts_do_not_change_an_answer(toys, name):
+def test_drafts_do_not_change_an_answer(toys, name, shape):
     engine = start(toys(name), "q8_0")
     try:
         plain = ask(engine, "How often?")
@@ -101,7 +103,8 @@ def test_drafts_do_not_change_an_answer(toys, name):
         rest = plain.token_ids[done : done + min(budget, 7)]
         return [t if (done + i) % 5 else (t + 1) % 256 for i, t in enumerate(rest)]
 
-    drafter = StubDrafter(draft)
+    trees = wild_tree(answer_of(plain.token_ids, plain.usage.prompt_tokens), len(TOKENS))
+    drafter = StubDrafter(draft if shape == "chain" else trees)
     engine = start(toys(name), "q8_0", drafter_factory=lambda job: drafter)
     try:
         assert ask(engine, "How often?").token_ids == plain.token_ids

@@ -129,7 +129,7 @@ def test_the_end_of_the_context():
     looks_back=st.sampled_from((1, 2, 1000)),
     draft_tokens=st.sampled_from((1, 4, 15, 20)),
 )
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=12, deadline=None)
 def test_any_histories_and_settings(
     seed, temperature, sampling, stop, max_tokens, looks_back, draft_tokens
 ):
@@ -151,6 +151,7 @@ def test_any_histories_and_settings(
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(1800)
 def test_ten_thousand_histories():
     drafted, accepted = 0, 0
     for seed in range(1000):
@@ -239,7 +240,9 @@ SHAPES = {
 
 
 @pytest.mark.parametrize("name", SHAPES)
-@pytest.mark.parametrize("num_draws", [1_500, pytest.param(200_000, marks=pytest.mark.slow)])
+@pytest.mark.parametrize(
+    "num_draws", [1_500, pytest.param(200_000, marks=(pytest.mark.slow, pytest.mark.timeout(1800)))]
+)
 def test_sampled_tokens_keep_the_distribution(name, num_draws):
     """Chi-square of pairs of tokens, the second of which depends on the first, at p = 0.001."""
     first = torch.tensor([0.5, 0.3, 0.2])
