@@ -208,6 +208,10 @@ class DeviceModel(GreedyModel):
             )
             ids = torch.zeros(num_rows, dtype=torch.int64)
             self.forward(ForwardBatch(ids, ids, (rows,)), self._pages)
+        for path in ((0,), (1,)):  # of a chain and of a tree
+            self._has_tape.add(0)
+            self._apply_tape(0, path)
+        self._pages.exact.move((0,), ((1, 0),))
         self.reset(0)
 
     def commit(self, slot: int, path: Sequence[int]) -> None:
