@@ -152,17 +152,27 @@ class Worker:
             except queue.Empty:
                 return True
             is_idle = False
-            match item:
-                case Job():
-                    self._core.add(item)
-                case _DropSource(source_id, done):
-                    done.set_result(self._core.drop_source(source_id))
-                case _Hold(change):
-                    self._core.hold(change)
-                case _Weigh(done):
-                    done.set_result(self._core.stored_bytes())
-                case _Stop():
+            try:
+                if not self._carry_out(item):
                     return False
+            except Exception:
+                self._inbox.put(item)  # so that whoever sent it is told of the end, too
+                raise
+
+    def _carry_out(self, item: _Order) -> bool:
+        """Do what one item says; return whether to go on."""
+        match item:
+            case Job():
+                self._core.add(item)
+            case _DropSource(source_id, done):
+                done.set_result(self._core.drop_source(source_id))
+            case _Hold(change):
+                self._core.hold(change)
+            case _Weigh(done):
+                done.set_result(self._core.stored_bytes())
+            case _Stop():
+                return False
+        return True
 
     def _end(self, error: RagflashError) -> None:
         with self._lock:

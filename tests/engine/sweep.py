@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any, Self
 
 from ragflash.engine.client import EngineClient
-from ragflash.engine.job import Job
+from ragflash.engine.prompt import CompiledPrompt
 from ragflash.engine.request import (
     ChatMessage,
     DraftMode,
@@ -25,7 +25,7 @@ from ragflash.engine.request import (
     TextSegment,
 )
 from ragflash.sessions import FolderArchive
-from ragflash.speculative.drafter import Draft
+from tests.engine.harness import Propose
 from tests.engine.restarted import engine_on
 from tests.engine.toys import StubDrafter
 from tests.engine.trees import answer_of, wild_tree
@@ -113,18 +113,24 @@ class Asker:
     """Asks an engine about documents of given ends; each is in a namespace of its own."""
 
     def __init__(
-        self, engine: EngineClient, sweep: Sweep, archive: FolderArchive | None = None
+        self,
+        engine: EngineClient,
+        sweep: Sweep,
+        drafts: "_Drafts",
+        archive: FolderArchive | None = None,
     ) -> None:
         self.engine = engine
         self._sweep = sweep
+        self._drafts = drafts
         self._archive = archive
-        self._head = self._document_end(_request(0, 1, PLAIN)) - 1
+        self._head = self._compiled(_request(0, 1, PLAIN)).ends[1] - 1
 
     def ask(self, end: int, shape: str = PLAIN, *, cache: bool = True) -> Told:
         """Ask about the document that ends there, with drafts of a shape."""
         request = _request(end, end - self._head, shape, cache=cache)
-        before = self._document_end(request)
-        assert before == end
+        prompt = self._compiled(request)
+        assert prompt.ends[1] == end
+        self._drafts.prepare(end, shape, len(prompt.token_ids))
         rows = self.engine.stats().forward_rows
         found = asyncio.run(self.engine.complete(request))
         if self._archive is not None:
@@ -135,7 +141,7 @@ class Asker:
             tier=str(found.tier),
             miss_reason=found.miss_reason and str(found.miss_reason),
             prompt=found.usage.prompt_tokens,
-            before=before,
+            before=end,
             cached=found.usage.cached_tokens,
             rows=self.engine.stats().forward_rows - rows,
             drafted=found.timings.draft_n,
@@ -152,9 +158,9 @@ class Asker:
         for end, told in zip(ends, first, strict=True):
             yield from (*told, self.ask(end, shape(end)))
 
-    def _document_end(self, request: GenerateRequest) -> int:
-        _rules, end, *_rest = self.engine._compile(request.messages).ends
-        return end
+    def _compiled(self, request: GenerateRequest) -> CompiledPrompt:
+        """Cut: rules, the document, the question and what the template puts behind it."""
+        return self.engine._compile(request.messages)
 
 
 def _request(end: int, length: int, shape: str, *, cache: bool = True) -> GenerateRequest:
@@ -180,36 +186,47 @@ def _request(end: int, length: int, shape: str, *, cache: bool = True) -> Genera
     )
 
 
-def _drafter(sweep: Sweep, job: Job) -> StubDrafter:
-    """Know the answer in part, and be wrong beside it."""
-    end, _, shape = job.request.id.partition(" ")
-    following = answer_of(sweep.answers[int(end)], len(job.prompt.token_ids))
-    if shape == "tree":
-        return StubDrafter(wild_tree(following, len(TOKENS), int(end)))
+class _Drafts:
+    """Gives the next request its drafter, which knows the answer in part and errs beside it."""
 
-    def chain(history: Sequence[int], budget: int) -> Draft:
-        wrong = (int(end) // 2) % MOST_TOKENS
-        right = following(history)[:budget]
-        at = len(history) - len(job.prompt.token_ids)
-        drafted = (0 if at + i == wrong else token for i, token in enumerate(right))
-        return Draft(tuple(drafted), "chain")
+    def __init__(self, sweep: Sweep) -> None:
+        self._sweep = sweep
+        self._propose: Propose = lambda history, budget: ()
 
-    return StubDrafter(chain)
+    def make(self, _asked: object) -> StubDrafter:
+        """Make the drafter of the request that is being asked."""
+        return StubDrafter(self._propose)
+
+    def prepare(self, end: int, shape: str, num_prompt: int) -> None:
+        """Say what is asked next."""
+        if shape == PLAIN:
+            return
+        following = answer_of(self._sweep.answers[end], num_prompt)
+        wrong = (end // 2) % MOST_TOKENS
+
+        def chain(history: Sequence[int], budget: int) -> list[int]:
+            first = len(history) - num_prompt
+            right = following(history)[:budget]
+            return [0 if first + at == wrong else token for at, token in enumerate(right)]
+
+        tree = wild_tree(following, len(TOKENS), end)
+        self._propose = tree if shape == "tree" else chain
 
 
 @contextmanager
 def asking(model: Path, sessions: Path | None, sweep: Sweep) -> Iterator[Asker]:
     """Start an engine whose memory holds few documents."""
+    drafts = _Drafts(sweep)
     options: dict[str, Any] = {
         "kv_format": sweep.kv_format,
         "grid_tokens": 512,
         "context_tokens": 2048,
         "max_slots": 1,
         "prefill_chunk_tokens": 512,
-        "drafter_factory": lambda job: _drafter(sweep, job),
+        "drafter_factory": drafts.make,
     }
     with engine_on(model, sessions, **options) as (engine, archive):
-        yield Asker(engine, sweep, archive)
+        yield Asker(engine, sweep, drafts, archive)
 
 
 def main() -> None:

@@ -50,6 +50,12 @@ def toys(tmp_path_factory) -> Callable[[str], Path]:
     return toy
 
 
+@pytest.fixture
+def sessions() -> Iterator[Path]:
+    with tempfile.TemporaryDirectory(dir=SHARED_MEMORY, prefix="ragflash-") as name:
+        yield Path(name)
+
+
 def in_new_process(sessions: Path, model: Path, sweep: Sweep) -> list[Told]:
     result = subprocess.run(
         [sys.executable, "-m", "tests.engine.sweep", sessions, model, sweep.spelled],
@@ -83,7 +89,7 @@ def assert_warm_is_cold(
 ) -> None:
     answers: dict[int, tuple[int, ...]] = {}
     sweep = replace(sweep, answers=answers)
-    cold, drafted = dict[int, Told](), dict[int, Told]()
+    cold = dict[int, Told]()
     with asking(model, sessions, sweep) as asker:
         for end in sweep.ends:
             cold[end] = asker.ask(end)
@@ -93,30 +99,24 @@ def assert_warm_is_cold(
             warm = asker.ask(end)
             warm.assert_reused("device")
             assert warm.answer == cold[end].answer
-            drafted[end] = asker.ask(end, sweep.shape(end))
-            drafted[end].assert_reused("device")
-            assert drafted[end].tokens == cold[end].tokens
+    found, drafted = iter(restart(sessions, model, sweep)), dict[int, Told]()
+    for end in sweep.ends:
+        warm, drafted[end], evicted = next(found), next(found), next(found)
+        warm.assert_reused("file")
+        assert warm.answer == cold[end].answer
+        drafted[end].assert_reused("device")
+        assert drafted[end].tokens == cold[end].tokens
+        evicted.assert_reused("file")
+        assert evicted.answer == drafted[end].answer
+        assert (evicted.drafted, evicted.accepted) == (drafted[end].drafted, drafted[end].accepted)
+    assert next(found, None) is None
+    assert sum(told.drafted - told.accepted for told in drafted.values()) > 0
+    assert sum(told.accepted for told in drafted.values()) > 0
     with asking(model, None, sweep) as asker:  # rows side by side may round as one alone does not
         for end in sweep.ends[:: 1 + len(sweep.ends) // 16]:
             computed = asker.ask(end, sweep.shape(end), cache=False)
             assert (computed.tier, computed.drafted) == ("none", drafted[end].drafted)
             assert computed.answer == drafted[end].answer
-    found = iter(restart(sessions, model, sweep))
-    for end in sweep.ends:
-        for tier, wanted in (("file", cold), ("device", drafted), ("file", drafted)):
-            warm = next(found)
-            warm.assert_reused(tier)
-            assert warm.answer == wanted[end].answer
-            assert (warm.drafted, warm.accepted) == (wanted[end].drafted, wanted[end].accepted)
-    assert next(found, None) is None
-    assert sum(told.drafted - told.accepted for told in drafted.values()) > 0
-    assert sum(told.accepted for told in drafted.values()) > 0
-
-
-@pytest.fixture
-def sessions() -> Iterator[Path]:
-    with tempfile.TemporaryDirectory(dir=SHARED_MEMORY, prefix="ragflash-") as name:
-        yield Path(name)
 
 
 @pytest.mark.parametrize("kv_format", SOME)
@@ -126,6 +126,7 @@ def test_some_lengths_answer_alike_from_every_tier(toys, kv_format, sessions):
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(1800)
 @pytest.mark.parametrize("kv_format", EVERY)
 @pytest.mark.parametrize("name", ["qwen3", "gemma3", "qwen35"])
 def test_every_length_answers_alike_from_every_tier(toys, name, kv_format, sessions):

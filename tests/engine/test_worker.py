@@ -200,3 +200,18 @@ def test_client_says_what_it_can():
         score = ScoreRequest("s", ask("?").messages, ("a",))
         assert asyncio.run(client.score(score)).num_tokens == (1,)
         assert asyncio.run(client.drop_source("d")) == 0
+
+
+def test_what_the_engine_fails_at_as_it_is_handed_over_is_told_of_it():
+    def fails(*_):
+        raise ValueError("no")
+
+    with toy_engine(random_model(), TOKENIZER) as engine:
+        engine.scheduler.add = fails
+        with pytest.raises(EngineDead, match="ValueError: no"):
+            engine.complete(ask("?"))
+        assert not engine.client.is_alive
+    with toy_engine(random_model(), TOKENIZER) as engine:
+        engine.store.drop_source = fails
+        with pytest.raises(EngineDead, match="ValueError: no"):
+            engine.worker.drop_source("d").result(timeout=30)

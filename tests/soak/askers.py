@@ -64,7 +64,7 @@ class Askers:
         if drawn < 0.03:
             await self._delete()
         elif drawn < 0.10 and self.deleted:
-            await self._ask_deleted()
+            await self._ask_deleted(self._chance.choice(self.deleted))
         elif drawn < 0.25:
             await self._ask_and_give_up()
         else:
@@ -92,17 +92,18 @@ class Askers:
         self.counts["cancelled"] += 1
 
     async def _delete(self) -> None:
-        """Erase as the library does: files first, then what memory has."""
+        """Erase what was just used as the library does, files first; then ask about it at once."""
         at = self._chance.randrange(len(self._documents))
         gone, self._documents[at] = self._documents[at], self._make()
+        await self._answer([gone])
         await asyncio.to_thread(self._folder.delete_source, gone.source_id)
         await self._engine.drop_source(gone.source_id)
-        self.deleted.append(gone)
         self.counts["deleted"] += 1
+        self.deleted.append(gone)
+        await self._ask_deleted(gone)
 
-    async def _ask_deleted(self) -> None:
+    async def _ask_deleted(self, gone: MarkedDocument) -> None:
         """Whoever still sends the text of a deleted document has it computed, each time."""
-        gone = self._chance.choice(self.deleted)
         others = self._chance.sample(self._documents, self._chance.choice((0, 1)))
         finished = await self._answer([gone, *others])
         assert finished.usage.cached_tokens <= len(RULES.text), "answered from a deleted document"
