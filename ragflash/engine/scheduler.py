@@ -7,7 +7,7 @@ prompt. Chunks end where segments and blocks of the grid end, so that a prompt w
 stored is computed in the same pieces as one that is not, whoever runs beside it.
 
 A background sequence gets rows only while no other runs and nobody holds it off. It keeps its place
-meanwhile, unless that is needed: then it begins anew, with what is stored by then.
+meanwhile, unless that is needed, or others have stored more of its prompt: then it begins anew.
 """
 
 import logging
@@ -86,6 +86,7 @@ class Scheduler:
         self._free_slots = list(range(max_slots))[::-1]
         self._lacks_pages = False
         self._num_holds = 0
+        self._has_news = False  # from sequences that ended since the background was looked at
         self.waiting: deque[Sequence] = deque()
         self.running: deque[Sequence] = deque()
 
@@ -161,7 +162,7 @@ class Scheduler:
         planned, served = [], []
         budget = self._chunk_tokens
         awake = [sequence for sequence in self.running if not sequence.is_background]
-        if not awake and not self._num_holds:
+        if not awake and not self._num_holds and not self._is_overtaken():
             awake = [*self.running]
         for sequence in awake:
             num_rows = sequence.num_next_rows(self._chunk_tokens, self._score_tokens)
@@ -194,6 +195,21 @@ class Scheduler:
             return False
         return bool(self._free_slots) or self._interrupt()
 
+    def _is_overtaken(self) -> bool:
+        """Whether more is stored of the background sequence than it has; then it begins anew."""
+        is_due, self._has_news = self._has_news, False
+        for sequence in self.running if is_due else ():
+            if not sequence.job.request.cache:
+                continue
+            found = self._store.lookup(
+                sequence.stored_segments,
+                identity=self._identity,
+                namespace=sequence.job.request.namespace,
+            )
+            if isinstance(found, SegmentHit) and found.segment.end > sequence.committed:
+                return self._interrupt()
+        return False
+
     def _interrupt(self) -> bool:
         """Have the background sequence that runs, if any, give its place up."""
         for sequence in self.running:
@@ -210,6 +226,7 @@ class Scheduler:
 
     def _give_back(self, sequence: Sequence, cache: Cache) -> None:
         self.running.remove(sequence)
+        self._has_news |= not sequence.is_background
         self._close(cache.opened)
         cache.table.release()
         self._free_slots.append(cache.slot)

@@ -95,6 +95,17 @@ def test_one_whose_place_is_needed_begins_anew_with_what_is_stored(options, num_
         engine.assert_pages_are_accounted_for()
 
 
+def test_what_others_have_read_meanwhile_is_not_read_again():
+    toy, emitted, others = model(), [], []
+    with toy_engine(toy, TOKENIZER, chunk_tokens=100) as engine:
+        Meeting(toy, 4, lambda: submit(engine, ask("?", RULES, LONG, max_tokens=3), others))
+        assert submit(engine, ahead(), emitted).wait(30)
+        finished = emitted[-1][1]
+        assert finished.usage.cached_tokens == 1006
+        assert finished.timings.forward_rows == 406 + 1, "four chunks, the rules and the last token"
+        engine.assert_pages_are_accounted_for()
+
+
 def test_whoever_is_at_work_holds_it_off_also_between_requests():
     emitted = []
     with toy_engine(model(), TOKENIZER, chunk_tokens=100) as engine:
