@@ -17,6 +17,7 @@ from ragflash.gguf.vocabulary import (
     parse_merges,
     take_whole,
 )
+from ragflash.gguf.word_cuts import may_cut
 
 
 def _byte_symbols() -> list[str]:
@@ -50,6 +51,7 @@ def byte_level_spelling(
         [_bytes(*token) for token in zip(vocabulary.tokens, vocabulary.types, strict=True)],
         np.array([symbol in text for symbol in BYTE_SYMBOLS]),
         recipe.add_bos,
+        is_by_words=may_cut(vocabulary.atoms),
     )
 
 

@@ -20,6 +20,7 @@ from ragflash.gguf.pre_tokenizer import PRE_TOKENIZERS, PreTokenizerRecipe
 from ragflash.gguf.reader import GGUFFile
 from ragflash.gguf.sentencepiece import listed_spelling, scored_spelling
 from ragflash.gguf.vocabulary import HIDDEN_TYPES, PREFIX, MarkupFinder, Spelling, Vocabulary
+from ragflash.gguf.word_cuts import cut_between_words
 
 _FINGERPRINT_VERSION = 1  # raise it when the same metadata begins to give other ids
 _STOP_KEYS = ("eos_token_id", "eot_token_id", "eom_token_id")
@@ -50,6 +51,7 @@ class Tokenizer:
         self._is_covered = spelling.is_covered
         self._escaped = spelling.escaped
         self._opening = spelling.opening
+        self._is_by_words = spelling.is_by_words
         self._markup_ids = vocabulary.markup
         self.markup = MarkupFinder(self._markup_ids)
 
@@ -164,11 +166,12 @@ class Tokenizer:
         return np.array([len(spelled) for spelled in self._bytes], dtype=np.int64)
 
     def _segment(self, text: str) -> list[int]:
+        pieces = cut_between_words(text) if self._is_by_words else [text]
         try:
-            ids: list[int] = self._segmenter.encode(text, add_special_tokens=False).ids
+            encoded = self._segmenter.encode_batch_fast(pieces, add_special_tokens=False)
         except TypeError as error:
             raise InputError("the text holds half of a surrogate pair") from error
-        return ids
+        return [token_id for piece in encoded for token_id in piece.ids]
 
     def _require_known(self, token_id: int) -> None:
         if not 0 <= token_id < self.vocab_size:

@@ -98,6 +98,7 @@ class Spelling:
         add_bos: Whether a prompt begins with BOS where the file does not say; `None` where it
             does whatever the file says.
         opening: What the model was trained to see in front of every text: a blank, or nothing.
+        is_by_words: Whether pieces of `word_cuts` are segmented as the whole text is.
     """
 
     segmenter: Segmenter
@@ -106,6 +107,7 @@ class Spelling:
     add_bos: bool | None
     escaped: tuple[str, tuple[int, ...]] | None = None
     opening: str = ""
+    is_by_words: bool = False
 
 
 class MarkupFinder:
