@@ -235,8 +235,8 @@ class PackedPool:
     def encode(self, exact: PagePool, conversions: Sequence[PageConversion]) -> None:
         """Pack whole pages, at least one, in all layers."""
         device = self._storage.device
-        sources = torch.tensor([conversion.exact for conversion in conversions], device=device)
-        targets = torch.tensor([conversion.packed for conversion in conversions], device=device)
+        sources = _sent([conversion.exact for conversion in conversions], device)
+        targets = _sent([conversion.packed for conversion in conversions], device)
         for layer, offsets in enumerate(self.offsets):
             keys = encode_pages(exact.keys(layer)[sources], self.kv_format, offsets=offsets)
             self.keys(layer)[targets] = keys
@@ -336,3 +336,11 @@ def packed_page_bytes(layout: KVLayout, kv_format: KVFormatName) -> int:
 
 def _head_bytes(layer: LayerKV, form: KvFormat) -> int:
     return page_layout(form, PAGE_TOKENS, layer.head_dim).size
+
+
+def _sent(numbers: Sequence[int], device: torch.device) -> torch.Tensor:
+    """Return numbers on a device, without waiting for what that computes."""
+    tensor = torch.tensor(numbers)
+    if device.type == "cpu":
+        return tensor
+    return tensor.pin_memory().to(device, non_blocking=True)

@@ -3,43 +3,19 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-import numpy as np
 import torch
 
-from ragflash.kvcache.allocator import PAGE_TOKENS
 from ragflash.kvcache.pages import KVPages
 from ragflash.models.contract import SequenceRows
 from ragflash.models.device.graphs import GraphMemory, StepGraphs
 from ragflash.models.device.matrices import Activations, RecordLinear
 from ragflash.models.device.programme import Hidden, Programme
-from ragflash.models.device.staging import StagedTables
 from ragflash.models.device.steps import DeltaWeights, HeadInputs, HeadSizes
+from ragflash.models.device.tables import ChunkTables
 from ragflash.models.layers import Angles, PagedKV
 from ragflash_kernels.attention_inputs import attention_inputs
 from ragflash_kernels.chunk_attention import chunk_attention
 from ragflash_kernels.columns import Columns
-
-
-class ChunkTables(StagedTables):
-    """Integers of a chunk. Rows beyond it are padding: they have page -1 and change nothing."""
-
-    def __init__(self, max_rows: int, exact_pages: int, device: torch.device) -> None:
-        rows = ("token_ids", "positions", "row_pages", "row_places")
-        sections = dict.fromkeys(rows, (max_rows,)) | {"pages": (exact_pages,), "counts": (2,)}
-        super().__init__(sections, device)
-
-    def fill(self, token_ids: Sequence[int], rows: SequenceRows) -> None:
-        """Describe a chunk behind exact pages and send it."""
-        host, num_rows = self.begin(), rows.num_rows
-        positions = np.arange(rows.committed, rows.committed + num_rows)
-        host["token_ids"][:num_rows] = token_ids
-        host["positions"][:num_rows] = positions
-        host["row_pages"][:] = -1
-        host["row_pages"][:num_rows] = np.asarray(rows.pages)[positions // PAGE_TOKENS]
-        host["row_places"][:num_rows] = positions % PAGE_TOKENS
-        host["pages"][: len(rows.pages)] = rows.pages
-        host["counts"][:] = rows.committed, num_rows
-        self.send()
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,8 +56,8 @@ class ChunkRows:
             row_places=tables["row_places"][: self.num_rows],
         )  # fmt: skip
         return chunk_attention(
-            q, keys, values, tables["pages"], tables["counts"], scale=kv.scale, window=kv.window,
-            out_dtype=self.dtype,
+            q, keys, values, tables["exact_pages"], tables["counts"][:2], scale=kv.scale,
+            window=kv.window, out_dtype=self.dtype,
         ).flatten(1)  # fmt: skip
 
     def delta(
@@ -97,8 +73,8 @@ class Chunks:
     Args:
         programme: Of the model.
         pages: Keys and values.
+        tables: Where chunks are described; `run` expects one there.
         row_counts: Rows that chunks are padded to; none captures nothing.
-        exact_pages: Most exact pages of a sequence.
         unpacked: Work space for products.
         dtype: Of rows and matrices.
         memory: Of the graphs.
@@ -108,9 +84,9 @@ class Chunks:
         self,
         programme: Programme,
         pages: KVPages,
+        tables: ChunkTables,
         *,
         row_counts: Sequence[int],
-        exact_pages: int,
         unpacked: torch.Tensor,
         dtype: torch.dtype,
         memory: GraphMemory,
@@ -120,7 +96,7 @@ class Chunks:
         self._row_counts = sorted(row_counts)
         self._unpacked = unpacked
         self._dtype = dtype
-        self._tables = ChunkTables(max(row_counts, default=0), exact_pages, unpacked.device)
+        self._tables = tables
         self._graphs = StepGraphs(self._step, unpacked.device, memory)
         self._graphs.capture(self._row_counts[::-1])
 
@@ -129,10 +105,9 @@ class Chunks:
         most = self._row_counts[-1] if self._row_counts else 0
         return rows.num_rows <= most and not rows.packed_pages
 
-    def __call__(self, token_ids: Sequence[int], rows: SequenceRows) -> Hidden:
-        """Compute a chunk; padding follows its rows, and the next call overwrites all."""
-        self._tables.fill(token_ids, rows)
-        return self._graphs(next(count for count in self._row_counts if count >= rows.num_rows))
+    def run(self, num_rows: int) -> Hidden:
+        """Compute the chunk in the tables; padding follows its rows, the next overwrites all."""
+        return self._graphs(next(count for count in self._row_counts if count >= num_rows))
 
     def _step(self, num_rows: int) -> Hidden:
         tables = self._tables

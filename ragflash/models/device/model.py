@@ -20,8 +20,8 @@ from ragflash.models.device.graphs import (
 )
 from ragflash.models.device.lowering import lower
 from ragflash.models.device.programme import Hidden
-from ragflash.models.device.steps import FewRows, ManyRows, RowPlaces
-from ragflash.models.device.tables import MAX_ROWS, StepTables, TableSizes
+from ragflash.models.device.steps import FewRows, ManyRows
+from ragflash.models.device.tables import MAX_ROWS, ChunkTables, StepTables, TableSizes
 from ragflash.models.device.tokens import StepAhead, TokenSender, next_rows
 from ragflash.models.device.workspace import (
     largest_matrix,
@@ -111,12 +111,14 @@ class DeviceModel(GreedyModel):
         is_hopper = device.type == "cuda" and torch.cuda.get_device_capability(device)[0] == 9
         self._eager_rows = _EAGER_ROWS if is_hopper else 0
         self._row_counts = row_counts
+        max_rows = max(chunk_tokens, *chunk_counts, 0)
+        self._chunk = ChunkTables(max_rows, exact_pages, packed_pages, device)
         memory = GraphMemory(device)
         self._chunks = Chunks(
             self._programme,
             pages,
+            self._chunk,
             row_counts=() if self._states is not None else chunk_counts,
-            exact_pages=exact_pages,
             unpacked=self._unpacked,
             dtype=dtype,
             memory=memory,
@@ -154,7 +156,7 @@ class DeviceModel(GreedyModel):
         """See `Model`; logits are overwritten by the next forward."""
         self._check(pages)
         self._ahead = None
-        results = self._launch(batch.token_ids.tolist(), batch.sequences)
+        results = self._compute(batch.token_ids.tolist(), batch.sequences)
         if not results:
             return torch.empty((0, self.vocab_size), device=self._device)
         logits = [result.logits for result in results]
@@ -174,7 +176,7 @@ class DeviceModel(GreedyModel):
         if ahead is not None and (ahead.token_ids, ahead.sequences) == (token_ids, batch.sequences):
             chosen, sent = ahead.chosen, ahead.sent
         else:
-            results = self._launch(token_ids, batch.sequences)
+            results = self._compute(token_ids, batch.sequences)
             if not results:
                 self._ahead = None
                 return []
@@ -262,7 +264,7 @@ class DeviceModel(GreedyModel):
             slots, counts = self._numbers[slot : slot + 1], self._numbers[len(path) : len(path) + 1]
             delta_commit(self._states, slots, counts, paths=_paths(path, self._device))
 
-    def _launch(
+    def _compute(
         self, token_ids: Sequence[int], sequences: Sequence[SequenceRows]
     ) -> list[Predictions]:
         """Compute the rows of all sequences; return what wanted rows predict, in order."""
@@ -340,30 +342,26 @@ class DeviceModel(GreedyModel):
         if rows.parents is not None:
             raise ModelError(f"a tree of {rows.num_rows} rows on a card: {MAX_ROWS} are the most")
         self._has_tape.discard(rows.slot)
-        if self._chunks.take(rows):
-            hidden = self._chunks(token_ids, rows)
-        else:
-            hidden = self._launch_chunk(token_ids, rows)
+        self._chunk.fill(token_ids, rows)
+        hidden = self._chunks.run(rows.num_rows) if self._chunks.take(rows) else self._launch(rows)
         wanted = torch.tensor(rows.logit_rows, dtype=torch.int64, device=self._device)
         logits = self._programme.logits_of(hidden, wanted)
         return None if logits is None else Predictions(logits, largest(logits, self._num_tokens))
 
-    def _launch_chunk(self, token_ids: Sequence[int], rows: SequenceRows) -> Hidden:
-        def whole(values: object) -> torch.Tensor:
-            return torch.tensor(values, dtype=torch.int32).to(self._device, non_blocking=True)
-
-        positions = whole(range(rows.committed, rows.committed + rows.num_rows))
+    def _launch(self, rows: SequenceRows) -> Hidden:
+        """Compute the chunk in the tables, kernel by kernel."""
+        tables = self._chunk
         step = ManyRows(
             rows,
+            tables,
             self._pages,
-            RowPlaces.of(rows, self._device),
-            self._programme.angles(positions),
+            self._programme.angles(tables["positions"][: rows.num_rows]),
             self._states,
             self._unpacked,
             self._scratch,
             self._dtype,
         )
-        return self._programme.run(whole(token_ids), step)
+        return self._programme.run(tables["token_ids"][: rows.num_rows], step)
 
 
 def _to_host(state: torch.Tensor) -> torch.Tensor:

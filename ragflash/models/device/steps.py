@@ -5,11 +5,10 @@ from typing import Protocol
 
 import torch
 
-from ragflash.kvcache.allocator import PAGE_TOKENS
 from ragflash.kvcache.pages import KVPages
 from ragflash.models.contract import SequenceRows
 from ragflash.models.device.matrices import Activations, RecordLinear
-from ragflash.models.device.tables import StepTables
+from ragflash.models.device.tables import ChunkTables, StepTables
 from ragflash.models.layers import Angles, PagedKV
 from ragflash_kernels.attention_inputs import attention_inputs
 from ragflash_kernels.columns import Columns
@@ -201,8 +200,8 @@ class ManyRows:
 
     Attributes:
         rows: The sequence's rows.
+        tables: Which describe them.
         pages: Keys and values.
-        places: Where the rows' keys and values go.
         angles: Of the rows' positions, one entry for each set of frequencies.
         states: Of recurrent layers; `None` when there are none.
         unpacked: Work space for products.
@@ -211,8 +210,8 @@ class ManyRows:
     """
 
     rows: SequenceRows
+    tables: ChunkTables
     pages: KVPages
-    places: "RowPlaces"
     angles: tuple[Angles, ...]
     states: DeltaStates | None
     unpacked: torch.Tensor
@@ -227,20 +226,21 @@ class ManyRows:
 
     def attend(self, kv: PagedKV, inputs: HeadInputs, sizes: HeadSizes, rotary: int) -> Activations:
         """See `DeviceStep`."""
-        exact, packed, places = self.pages.exact, self.pages.packed, self.places
+        exact, packed = self.pages.exact, self.pages.packed
+        rows, tables = self.rows, self.tables
         cos, sin = self.angles[rotary]
         q = attention_inputs(
             inputs.q, inputs.k, inputs.v, head_dim=sizes.head_dim, q_norm=sizes.q_norm,
             k_norm=sizes.k_norm, eps=sizes.eps, cos=cos, sin=sin, keys=exact.keys(kv.layer),
-            values=exact.values(kv.layer), row_pages=places.row_pages,
-            row_places=places.row_places,
+            values=exact.values(kv.layer), row_pages=tables["row_pages"][: rows.num_rows],
+            row_places=tables["row_places"][: rows.num_rows],
         )  # fmt: skip
         history = None
-        if packed is not None and len(self.rows.packed_pages):
+        if packed is not None and rows.packed_pages:
             history = PackedHistory(
                 packed.keys(kv.layer),
                 packed.values(kv.layer),
-                places.packed_pages,
+                tables["packed_pages"][: len(rows.packed_pages)],
                 packed.kv_format,
                 packed.kv_format,
             )
@@ -248,8 +248,8 @@ class ManyRows:
             q,
             exact.keys(kv.layer),
             exact.values(kv.layer),
-            places.exact_pages,
-            places.exact_before,
+            tables["exact_pages"][: len(rows.pages)],
+            rows.committed - rows.num_packed,
             history,
             scale=kv.scale,
             window=kv.window,
@@ -268,36 +268,3 @@ class ManyRows:
             decay_bias=weights.decay_bias, states=self.states.layer(layer), slot=self.rows.slot,
             keep=self.rows.num_draft == 0,
         )  # fmt: skip
-
-
-@dataclass(frozen=True, slots=True)
-class RowPlaces:
-    """Pages of one sequence, int32 on the card.
-
-    Attributes:
-        row_pages: Exact page of each row.
-        row_places: Place in it.
-        exact_pages: All exact pages, in order.
-        exact_before: Exact tokens before the first row.
-        packed_pages: All packed pages, in order.
-    """
-
-    row_pages: torch.Tensor
-    row_places: torch.Tensor
-    exact_pages: torch.Tensor
-    exact_before: int
-    packed_pages: torch.Tensor
-
-    @classmethod
-    def of(cls, rows: SequenceRows, device: torch.device) -> "RowPlaces":
-        """Send the pages of a sequence to the card."""
-        before = rows.committed - PAGE_TOKENS * len(rows.packed_pages)
-        places = torch.arange(before, before + rows.num_rows, dtype=torch.int32)
-        exact = torch.tensor(rows.pages, dtype=torch.int32)
-        return cls(
-            exact[places // PAGE_TOKENS].to(device),
-            (places % PAGE_TOKENS).to(device),
-            exact.to(device),
-            before,
-            torch.tensor(rows.packed_pages, dtype=torch.int32).to(device),
-        )

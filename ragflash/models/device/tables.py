@@ -126,6 +126,38 @@ class StepTables(StagedTables):
             host["packed_starts"][which, at] = packed
 
 
+class ChunkTables(StagedTables):
+    """Integers of a chunk of one sequence's prompt.
+
+    Rows beyond it are padding: they have page -1 and change nothing.
+    """
+
+    def __init__(
+        self, max_rows: int, exact_pages: int, packed_pages: int, device: torch.device
+    ) -> None:
+        rows = ("token_ids", "positions", "row_pages", "row_places")
+        sections = dict.fromkeys(rows, (max_rows,)) | {"counts": (4,)}
+        pages = {"exact_pages": exact_pages, "packed_pages": packed_pages}
+        # Whole multiples of 16 bytes: kernels are compiled for addresses that are.
+        sections |= {name: (-(-count // 4) * 4,) for name, count in pages.items()}
+        super().__init__(sections, device)
+
+    def fill(self, token_ids: Sequence[int], rows: SequenceRows) -> None:
+        """Describe a chunk and send it."""
+        host, num_rows = self.begin(), rows.num_rows
+        before = rows.committed - rows.num_packed  # exact tokens
+        places = np.arange(before, before + num_rows)
+        host["token_ids"][:num_rows] = token_ids
+        host["positions"][:num_rows] = places + rows.num_packed
+        host["row_pages"][:] = -1
+        host["row_pages"][:num_rows] = np.asarray(rows.pages)[places // PAGE_TOKENS]
+        host["row_places"][:num_rows] = places % PAGE_TOKENS
+        host["counts"][:2] = before, num_rows
+        host["exact_pages"][: len(rows.pages)] = rows.pages
+        host["packed_pages"][: len(rows.packed_pages)] = rows.packed_pages
+        self.send()
+
+
 def form_starts(start: np.ndarray, num_packed: int) -> tuple[np.ndarray, np.ndarray]:
     """Return where a window that begins at token `start` begins in the exact and packed lists.
 
