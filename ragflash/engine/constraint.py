@@ -101,4 +101,3 @@ class ConstraintKind(StrEnum):
     """Kinds of constraints that an engine may be unable to honour."""
 
     QUOTE_FROM = "quote_from"
-    GRAMMAR = "grammar"

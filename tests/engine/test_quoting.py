@@ -1,11 +1,13 @@
 """Free text whose quotation marks are bound to documents, through a whole engine."""
 
+import asyncio
 import re
 
 import numpy as np
 import pytest
 
 from ragflash.engine.constrain import ConstraintCompiler
+from ragflash.engine.constrain.source_text import build_source_text
 from ragflash.engine.constraint import Literal, QuoteFrom, Quoting
 from ragflash.engine.prompt import compile_prompt
 from ragflash.engine.request import Delta, Finished, FinishReason, GenerateRequest, SamplingParams
@@ -191,3 +193,20 @@ def test_a_stream_is_the_text_and_a_stop_string_cuts_it():
         assert cut.text == whole.text.partition(inside)[0]
         assert cut.reason is FinishReason.STOP
         assert all(quote.end <= len(cut.text) for quote in cut.quotes)
+
+
+def test_a_document_is_laid_out_once_and_forgotten_when_it_is_deleted(monkeypatch):
+    built = []
+
+    def build(*args):
+        built.append(args)
+        return build_source_text(*args)
+
+    monkeypatch.setattr("ragflash.engine.constrain.compile.build_source_text", build)
+    with toy_engine(model(), TOKENIZER) as engine:
+        for name in ("one", "two"):
+            engine.complete(request(name, max_tokens=5))
+        assert len(built) == 1
+        asyncio.run(engine.client.drop_source("d"))
+        engine.complete(request("three", max_tokens=5))
+        assert len(built) == 2

@@ -68,6 +68,11 @@ class ConstraintCompiler:
             raise InputError("the constraint has no part")
         return Cursor(tuple(parts), self._tokenizer.stop_ids)
 
+    def forget_texts(self) -> None:
+        """Forget the text of all prompts: a document is deleted."""
+        self._texts.clear()
+        self._programs.clear()
+
     def _states(self, part: _Part, prompt: CompiledPrompt) -> list[State]:
         match part:
             case Literal(text):

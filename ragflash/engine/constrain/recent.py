@@ -29,3 +29,8 @@ class Recent(Generic[K, V]):
             while len(self._values) > self._size:
                 self._values.popitem(last=False)
         return value
+
+    def clear(self) -> None:
+        """Forget all of them."""
+        with self._lock:
+            self._values.clear()
