@@ -92,6 +92,16 @@ class Settings(BaseSettings):
         description="Whether answers are drafted from documents and output where that is faster; "
         "they are the same either way.",
     )
+    mtp: Literal["auto", "off"] = Field(
+        "auto",
+        description="Whether the model file's block of multi-token prediction drafts, too, where "
+        "there is one; on the processor only.",
+    )
+    drafter: Path | None = Field(
+        None,
+        description="DFlash drafter of the model, a GGUF file or a folder with safetensors; on the "
+        "processor only.",
+    )
     verify_rows: int = Field(
         21, ge=1, le=32, description="Most rows of a request in one step, its drafts included."
     )

@@ -49,7 +49,7 @@ DraftModeField = Annotated[
     DraftMode,
     Field(
         description="Who may propose tokens, which changes speed alone: `auto` whoever is worth "
-        "it, `lookup` and `tree` the documents and the output in every step that finds something."
+        "it, `lookup` and `tree` documents and output, `mtp` the model, `dflash` its drafter."
     ),
 ]
 DraftTokens = Annotated[
@@ -298,8 +298,7 @@ class EngineTimingsOut(Reply):
         BeforeValidator(dict),
         Field(
             validation_alias=AliasChoices("idle_steps", "draft_idle"),
-            description="Steps without a draft by reason: `nothing_found`, `no_gain` (would take "
-            "longer), `lost_time` (drafts took longer lately); empty where drafts were off.",
+            description="Steps without a draft by reason, as `nothing_found` or `no_gain`.",
         ),
     ] = {}
     restore_ms: Rounded = 0.0

@@ -4,7 +4,7 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from ragflash.engine.job import Job
+from ragflash.engine.sequence import Sequence as Asking
 from ragflash.speculative.drafter import Draft
 
 
@@ -60,6 +60,6 @@ class DrafterSlot:
     def __init__(self) -> None:
         self.drafter = StubDrafter((), 0, 0)
 
-    def __call__(self, job: Job) -> StubDrafter:
+    def __call__(self, sequence: Asking) -> StubDrafter:
         """Return the drafter of the next request."""
         return self.drafter

@@ -67,6 +67,7 @@ def start_model(settings: Settings, archive: "SegmentArchive | None" = None) -> 
     """
     path = model_path(settings)
     from ragflash.engine.build import start_engine  # noqa: PLC0415  (imports torch: seconds)
+    from ragflash.engine.row_drafters import DrafterOptions  # noqa: PLC0415
 
     return start_engine(
         path,
@@ -79,6 +80,7 @@ def start_model(settings: Settings, archive: "SegmentArchive | None" = None) -> 
         kv_format=settings.kv_format,
         verify_rows=settings.verify_rows,
         drafts=settings.draft == "auto",
+        row_drafters=DrafterOptions(mtp=settings.mtp == "auto", file=settings.drafter),
         kv_bytes=settings.kv_bytes,
         max_slots=settings.max_slots,
         queue_size=settings.queue_size,

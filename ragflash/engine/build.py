@@ -15,11 +15,12 @@ from ragflash.engine.drafting import Drafting
 from ragflash.engine.file_tier import FileTier
 from ragflash.engine.host import HostOptions, KVFormatChoice, place_on_host
 from ragflash.engine.identity import ModelText, identify
-from ragflash.engine.job import Job
 from ragflash.engine.placed import Placed
 from ragflash.engine.request import EngineInfo
+from ragflash.engine.row_drafters import NO_FILE, DrafterOptions, RowDrafting, load_row_drafting
 from ragflash.engine.runner import Runner
 from ragflash.engine.scheduler import Scheduler
+from ragflash.engine.sequence import DrafterFactory
 from ragflash.engine.step_costs import measure_step_costs
 from ragflash.engine.worker import Worker
 from ragflash.errors import SettingInvalid
@@ -27,12 +28,12 @@ from ragflash.gguf.chat_template import ChatTemplate
 from ragflash.gguf.reader import GGUFFile, content_hash
 from ragflash.gguf.tokenizer import Tokenizer
 from ragflash.kvcache.archive import SegmentArchive
+from ragflash.kvcache.identity import DRAFTER_PART, MTP_PART
 from ragflash.kvcache.mover import mover_of
 from ragflash.kvcache.planner import GRID_TOKENS, PREFILL_ROWS
 from ragflash.kvcache.tree import SegmentTree
 from ragflash.models.registry import ComputeDtype
 from ragflash.models.weights import WeightForm, weight_format
-from ragflash.speculative.drafter import Drafter
 
 
 def start_engine(
@@ -54,30 +55,30 @@ def start_engine(
     threads: int | None = None,
     cache_dir: Path | None = None,
     drafts: bool = False,
-    drafter_factory: Callable[[Job], Drafter | None] | None = None,
+    row_drafters: DrafterOptions = NO_FILE,
+    drafter_factory: DrafterFactory | None = None,
     exact: bool = False,
     archive: SegmentArchive | None = None,
 ) -> EngineClient:
     """Load a model and start its worker; blocks until the model is loaded.
 
     `model_path` is what `GGUFFile.open` takes; `device` `auto` is the first card that can be used,
-    else the CPU. What a model takes of either is described at `CardOptions` and `HostOptions`;
-    `kv_format` `auto` is what was measured for the file, else `q8_0`, on a card, and keeps all
-    exact on a CPU. `prefill_chunk_tokens`, on a CPU, are the most of a prompt in one step. Beyond
-    `max_slots` running requests `queue_size` may wait. `pre_tokenizer` takes the place of the
-    file's. `cache_dir` remembers the file's hash and measured formats. `threads` is torch's choice
-    where it is `None`. With `drafts` answers are drafted where that pays; a `drafter_factory` takes
-    the place of that, and without either decoding is plain. What is stored of prompts goes to
-    `archive` too, and comes back from it; close it after the engine.
+    else the CPU: `CardOptions`, `card_format` and `HostOptions` say what a model takes of either.
+    On a CPU `prefill_chunk_tokens` are the most of a prompt in one step. Beyond `max_slots` running
+    requests `queue_size` may wait. `cache_dir` remembers hashes and measured formats. With `drafts`
+    answers are drafted where that pays, from documents and by `row_drafters`; a `drafter_factory`
+    takes the place of that. What is stored goes to `archive` too; close it after the engine.
 
     Raises:
-        ModelError: The file cannot be used.
+        ModelError: A file cannot be used.
         DeviceError: The card cannot be used as it was asked to be.
-        SettingInvalid: A size is not positive or too small for the model, or a name not known.
+        SettingInvalid: A size or a name cannot be used, or a drafter would never be asked.
     """
     _check(threads=threads, max_slots=max_slots, prefill_chunk_tokens=prefill_chunk_tokens)
     _check(context_tokens=context_tokens, verify_rows=verify_rows)
+    threads = threads or torch.get_num_threads()
     where, model_hash = choose_device(device), content_hash(model_path, cache_dir)
+    drafts = row_drafters.checked(where, is_asked=drafts and drafter_factory is None)
     host = HostOptions(dtype, weights, kv_format, grid_tokens, context_tokens, kv_bytes, max_slots)
     place = partial(place_on_host, options=host)
     if is_card := where.type == "cuda":
@@ -85,13 +86,13 @@ def start_engine(
         card = CardOptions(vram_bytes, context_tokens, kv, max_slots, verify_rows, exact)
         place = partial(place_on_card, device=where, options=card)
     loaded = _load(model_path, pre_tokenizer, place)
+    told = load_row_drafting(loaded.placed, row_drafters, model_hash, cache_dir) if drafts else None
     info = _info(loaded, model_hash)
     chunk_tokens = PREFILL_ROWS if is_card else prefill_chunk_tokens
-    threads = threads or torch.get_num_threads()
-    drafting = Drafting(has_trees=not is_card) if drafts and drafter_factory is None else None
+    drafting = Drafting(told.depends_on if told else (), has_trees=not is_card) if drafts else None
     turns = _Turns(max_slots, chunk_tokens, drafting or drafter_factory, verify_rows - 1)
     arithmetic = (f"exact {exact}",) if is_card else (_cpu(), f"{threads} threads")
-    core = _core(loaded, info, turns, arithmetic, archive)
+    core = _core(loaded, info, turns, arithmetic, archive, told)
     prepare = partial(_prepare, loaded.placed, drafting, verify_rows, threads)
     worker = Worker(core, max_in_flight=max_slots + queue_size, prepare=prepare)
     return EngineClient(worker, loaded.tokenizer, loaded.template, info, drafting)
@@ -139,7 +140,7 @@ class _Turns:
 
     max_slots: int
     chunk_tokens: int
-    drafter_factory: Callable[[Job], Drafter | None] | None
+    drafter_factory: DrafterFactory | None
     draft_tokens: int
 
 
@@ -149,9 +150,11 @@ def _core(
     turns: _Turns,
     arithmetic: tuple[str, ...],
     archive: SegmentArchive | None,
+    told: RowDrafting | None,
 ) -> EngineCore:
     placed = loaded.placed
-    runner = Runner(placed.model, placed.pages, vocab_size=loaded.tokenizer.vocab_size)
+    vocab_size, depends_on = loaded.tokenizer.vocab_size, told.depends_on if told else {}
+    runner = Runner(placed.model, placed.pages, vocab_size=vocab_size, row_drafting=told)
     state_shapes = runner.state_shapes()
     identity = identify(
         placed,
@@ -161,6 +164,8 @@ def _core(
             rope=loaded.rope,
             tokenizer=loaded.tokenizer.fingerprint,
             template=loaded.template.source,
+            drafter=depends_on.get(DRAFTER_PART, ""),
+            mtp=depends_on.get(MTP_PART, ""),
         ),
         state_shapes=state_shapes,
         chunk_tokens=turns.chunk_tokens,

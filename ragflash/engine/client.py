@@ -30,7 +30,7 @@ from ragflash.engine.request import (
 from ragflash.engine.stats import EngineStats
 from ragflash.engine.tokens import Template, Tokenizer
 from ragflash.errors import ContextTooLong, EngineDead, InputError
-from ragflash.speculative.lookup import SourceIndex
+from ragflash.speculative.lookup import LookupDrafter
 
 if TYPE_CHECKING:
     from ragflash.engine.worker import Worker  # imports torch
@@ -203,14 +203,14 @@ class EngineClient:
                 cursor = self._constraints.compile(request.constraint, prompt)
         else:
             targets = self._targets(prompt, request)
-        sources = self._sources(prompt, request)
-        return Job(request, prompt, max_tokens, cursor, targets, emit, submitted_at, sources)
+        lookup = self._lookup(prompt, request)
+        return Job(request, prompt, max_tokens, cursor, targets, emit, submitted_at, lookup)
 
-    def _sources(self, prompt: CompiledPrompt, request: Request) -> tuple[SourceIndex, ...]:
+    def _lookup(self, prompt: CompiledPrompt, request: Request) -> LookupDrafter | None:
         if self._drafting is not None:
             return self._drafting.prepare(prompt, request)
         refuse_drafts(request)
-        return ()
+        return None
 
     def _clamped(self, prompt: CompiledPrompt, max_tokens: int) -> int:
         if max_tokens < 0:

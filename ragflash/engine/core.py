@@ -5,7 +5,6 @@ Knows nothing of threads and clients; `worker` calls it.
 
 import logging
 from bisect import bisect_right
-from collections.abc import Callable
 from collections.abc import Sequence as Run
 from dataclasses import asdict, dataclass
 
@@ -26,13 +25,13 @@ from ragflash.engine.request import (
 )
 from ragflash.engine.runner import Runner
 from ragflash.engine.scheduler import PlannedRows, Scheduler
-from ragflash.engine.sequence import Phase, Sequence
+from ragflash.engine.sequence import DrafterFactory, Phase, Sequence
 from ragflash.engine.stats import EngineStats, Totals
 from ragflash.engine.tokens import Tokenizer
 from ragflash.errors import EngineOverloaded, GenerationCancelled, RagflashError
 from ragflash.kvcache.allocator import PagesExhausted
 from ragflash.kvcache.segments import SegmentStore
-from ragflash.speculative.drafter import Draft, Drafter
+from ragflash.speculative.drafter import Draft
 from ragflash.speculative.verify import permitted, verify
 
 _log = logging.getLogger(__name__)
@@ -63,7 +62,7 @@ class EngineCore:
         store: Of segments.
         identity: All that stored keys and values depend on but tokens.
         vocabulary: Bytes of tokens, and those that end an answer.
-        drafter_factory: Makes the drafter of a job's sequence; `None` decodes plainly.
+        drafter_factory: Makes a sequence's drafter; `None` decodes plainly.
         draft_tokens: Most drafted tokens of a sequence in a step, after one row that is not.
         files: Takes what is stored, so that it outlives the process.
     """
@@ -76,7 +75,7 @@ class EngineCore:
         store: SegmentStore,
         identity: str,
         vocabulary: Vocabulary,
-        drafter_factory: Callable[[Job], Drafter | None] | None = None,
+        drafter_factory: DrafterFactory | None = None,
         draft_tokens: int = 15,
         files: FileTier | None = None,
     ) -> None:
@@ -127,8 +126,7 @@ class EngineCore:
 
     def add(self, job: Job) -> None:
         """Queue a job."""
-        output, drafter = None, None
-        request = job.request
+        output, request = None, job.request
         if isinstance(request, GenerateRequest):
             output = Output(
                 max_tokens=job.max_tokens,
@@ -138,9 +136,12 @@ class EngineCore:
                 token_bytes=self._vocabulary.token_bytes,
                 num_top=request.top_logprobs if request.logprobs else None,
             )
-            if self._drafter_factory is not None and request.draft is not DraftMode.OFF:
-                drafter = self._drafter_factory(job)
-        self._scheduler.add(Sequence(job, output, drafter))
+        sequence = Sequence(job, output)
+        self._runner.prepare(sequence)
+        is_drafted = isinstance(request, GenerateRequest) and request.draft is not DraftMode.OFF
+        if is_drafted and self._drafter_factory is not None:
+            sequence.drafter = self._drafter_factory(sequence)
+        self._scheduler.add(sequence)
 
     def step(self) -> None:
         """Advance every running sequence by one forward."""
@@ -271,7 +272,7 @@ class EngineCore:
         assert sequence.cache is not None
         was_prefilling = sequence.phase is Phase.PREFILLING
         if path:
-            self._runner.commit(sequence.cache, path)
+            self._runner.commit(rows, path)
         sequence.settle()
         if was_prefilling:
             self._store_segment(sequence)
@@ -293,6 +294,7 @@ class EngineCore:
                 namespace=sequence.job.request.namespace,
                 table=sequence.cache.table,
                 state=self._runner.snapshot(sequence.cache),
+                parts=self._runner.parts(sequence),
                 source_ids=segments[-1].source_ids,
                 prefill_seconds=seconds,
             )

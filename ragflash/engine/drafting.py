@@ -1,17 +1,23 @@
 """Which drafter a request gets. Torch-free: clients prepare indexes on threads of their own."""
 
 from collections import OrderedDict
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
+from typing import TYPE_CHECKING
 
 from ragflash.engine.job import Job
 from ragflash.engine.prompt import CompiledPrompt
 from ragflash.engine.request import DraftMode, GenerateRequest, Request, SegmentKind
+from ragflash.engine.sequence import Sequence
 from ragflash.errors import InputError
+from ragflash.kvcache.identity import DRAFTER_PART, MTP_PART
 from ragflash.speculative.costs import StepCosts
 from ragflash.speculative.drafter import Drafter
-from ragflash.speculative.lookup import IndexCache, LookupDrafter, Match, SourceIndex
+from ragflash.speculative.lookup import IndexCache, LookupDrafter, Match
 from ragflash.speculative.policy import AdaptiveDrafter, Source
 from ragflash.speculative.survival import DraftKind, Survival
+
+if TYPE_CHECKING:
+    from ragflash.speculative.rows import RowDrafter  # imports torch
 
 INDEX_BYTES = 128 << 20
 """Of the documents' indexes that are kept: 18 bytes a token."""
@@ -24,6 +30,16 @@ _LONG_MATCHES = (8, 13)  # tokens that match, where another bucket begins
 _PRIORS: Mapping[str, tuple[float, ...]] = {
     "lookup": (0.6, 0.8, 0.9),
     "lookup_output": (0.5, 0.7, 0.85),
+    "mtp": (0.7,),
+    "dflash": (0.7,),
+}
+_OWN_PARTS: Mapping[DraftMode, str] = {DraftMode.MTP: MTP_PART, DraftMode.DFLASH: DRAFTER_PART}
+"""Modes whose drafters are told rows of the model, by the names of these."""
+
+_LACKING: Mapping[DraftMode, str] = {
+    DraftMode.MTP: "it has no block of multi-token prediction, or does not use it (a card does not "
+    "yet, and RAGFLASH_MTP=off turns it off)",
+    DraftMode.DFLASH: "it was given no drafter: name its file with RAGFLASH_DRAFTER",
 }
 _MOST_DOCUMENTS = 256
 
@@ -32,6 +48,7 @@ class Drafting:
     """Makes the drafters of an engine's requests.
 
     Args:
+        parts: Names of what drafters that are told rows of the model keep (`RowDrafting`).
         has_trees: Whether the model verifies trees.
         index_bytes: Of the documents' indexes that are kept.
 
@@ -39,45 +56,59 @@ class Drafting:
         costs: Of steps; the worker's thread measures them before it serves.
     """
 
-    def __init__(self, *, has_trees: bool, index_bytes: int = INDEX_BYTES) -> None:
+    def __init__(
+        self,
+        parts: Collection[str] = (),
+        *,
+        has_trees: bool,
+        index_bytes: int = INDEX_BYTES,
+    ) -> None:
         self.costs: StepCosts | None = None
         self._has_trees = has_trees
+        self._parts = parts
         self._indexes = IndexCache(index_bytes)
         self._survival: OrderedDict[tuple[str, ...], Survival] = OrderedDict()
 
-    def prepare(self, prompt: CompiledPrompt, request: Request) -> tuple[SourceIndex, ...]:
-        """Index the documents of a prompt, those that are not yet; for any thread.
+    def prepare(self, prompt: CompiledPrompt, request: Request) -> LookupDrafter | None:
+        """Make what looks a request's drafts up, indexes included; for any thread.
 
         Raises:
             InputError: The request wants drafts that this engine cannot make.
         """
         if not isinstance(request, GenerateRequest) or request.draft is DraftMode.OFF:
-            return ()
+            return None
         if request.draft is DraftMode.TREE and not self._has_trees:
             raise InputError("this model verifies chains alone: ask for draft lookup, not tree")
-        return tuple(
+        if request.draft in _OWN_PARTS:
+            if _OWN_PARTS[request.draft] not in self._parts:
+                why = _LACKING[request.draft]
+                raise InputError(f"this engine cannot draft by {request.draft}: {why}")
+            return None
+        indexes = tuple(
             self._indexes.get(segment.token_ids)
             for segment in prompt.segments
             if segment.kind in _COPIED and len(segment.token_ids) >= LEAST_TOKENS
         )
-
-    def __call__(self, job: Job) -> Drafter | None:
-        """Make a job's drafter; for the worker's thread."""
-        request = job.request
-        if not isinstance(request, GenerateRequest) or request.draft is DraftMode.OFF:
-            return None
-        is_forced = request.draft is not DraftMode.AUTO
-        lookup = LookupDrafter(
-            job.sources,
-            job.prompt.token_ids,
-            written_from=_written_from(job.prompt),
+        return LookupDrafter(
+            indexes,
+            prompt.token_ids,
+            written_from=_written_from(prompt),
             num_tokens=request.draft_tokens,
             has_branches=self._has_trees and request.draft is not DraftMode.LOOKUP,
         )
-        if is_forced or self.costs is None:
+
+    def __call__(self, sequence: Sequence) -> Drafter | None:
+        """Make a sequence's drafter; for the worker's thread."""
+        job, told = sequence.job, sequence.row_drafters
+        request, lookup = job.request, job.lookup
+        if not isinstance(request, GenerateRequest) or request.draft is DraftMode.OFF:
+            return None
+        if request.draft in _OWN_PARTS:
+            return told[_OWN_PARTS[request.draft]]
+        if lookup is None or request.draft is not DraftMode.AUTO or self.costs is None:
             return lookup
-        source = Source(lookup, lambda: kind_of(lookup.match))
-        return AdaptiveDrafter([source], self.costs, self._survival_of(job))
+        sources = [Source(lookup, lambda: kind_of(lookup.match)), *map(_source, told.values())]
+        return AdaptiveDrafter(sources, self.costs, self._survival_of(job))
 
     def _survival_of(self, job: Job) -> Survival:
         key = (job.request.namespace, *job.prompt.source_ids)
@@ -86,6 +117,20 @@ class Drafting:
         if len(self._survival) > _MOST_DOCUMENTS:
             self._survival.popitem(last=False)
         return survival
+
+
+def _source(drafter: "RowDrafter") -> Source:
+    """Offer a drafter that costs time, where it has been told all that is before the newest token.
+
+    What it proposes is one kind, named by its source.
+    """
+    return Source(
+        drafter,
+        lambda: DraftKind(drafter.source),
+        is_free=False,
+        most_tokens=drafter.most_tokens,
+        is_ready=lambda num_tokens: drafter.position == num_tokens - 1,
+    )
 
 
 def refuse_drafts(request: Request) -> None:

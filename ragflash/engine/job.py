@@ -8,7 +8,7 @@ from ragflash import log
 from ragflash.engine.constrain import Cursor
 from ragflash.engine.prompt import CompiledPrompt
 from ragflash.engine.request import Event, Request
-from ragflash.speculative.lookup import SourceIndex
+from ragflash.speculative.lookup import LookupDrafter
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -19,7 +19,7 @@ class Job:
         max_tokens: Of the output, clamped to the context.
         cursor: The compiled constraint; the worker's own from submission on.
         targets: Token ids of the texts to score.
-        sources: Indexes of the prompt's documents, for drafts.
+        lookup: Drafts from the prompt and the output; the worker's own from submission on.
         emit: Takes events, from the worker thread; it does not block.
         submitted_at: Seconds of the monotonic clock.
         trace: Id of the HTTP request that it serves, for the log; empty outside a server.
@@ -33,7 +33,7 @@ class Job:
     targets: tuple[tuple[int, ...], ...]
     emit: Callable[[Event], None]
     submitted_at: float
-    sources: tuple[SourceIndex, ...] = ()
+    lookup: LookupDrafter | None = None
     trace: str = field(default_factory=log.request_id.get)
     cancelled: threading.Event = field(default_factory=threading.Event)
 

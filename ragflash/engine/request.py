@@ -117,14 +117,17 @@ MAX_DRAFT = 31
 class DraftMode(StrEnum):
     """Who may propose tokens.
 
-    `auto` is whoever is worth it; `lookup` and `tree` are chains and trees that are looked up, in
-    every step that finds some.
+    `auto` is whoever is worth it. The others propose in every step in which they can: `lookup` and
+    `tree` are chains and trees that are looked up, `mtp` is the model's own block of multi-token
+    prediction, `dflash` the drafter that the engine was given.
     """
 
     AUTO = "auto"
     OFF = "off"
     LOOKUP = "lookup"
     TREE = "tree"
+    MTP = "mtp"
+    DFLASH = "dflash"
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,5 +1,6 @@
 """The model and its pages: the only place where the engine touches either."""
 
+from collections.abc import Mapping
 from collections.abc import Sequence as Run
 from typing import cast
 
@@ -7,6 +8,7 @@ import torch
 
 from ragflash.engine.batch import Rows, build_batch
 from ragflash.engine.chooser import Predicted, takes_largest
+from ragflash.engine.row_drafters import RowDrafting, export_parts, load_parts
 from ragflash.engine.sequence import Cache, Sequence
 from ragflash.kvcache.allocator import PAGE_TOKENS, PageForm
 from ragflash.kvcache.pages import KVPages
@@ -17,19 +19,33 @@ from ragflash.models.contract import GreedyModel, Model
 class Runner:
     """Runs forwards and keeps cache and recurrent state in step; for the worker thread only.
 
+    Args:
+        model: Loaded.
+        pages: Its keys and values.
+        vocab_size: Of the tokenizer.
+        device: Of the model.
+        row_drafting: Drafters that read rows of the model; `None` for none.
+
     Attributes:
         num_forwards: Calls of the model so far.
         num_rows: Rows that they computed.
     """
 
     def __init__(
-        self, model: Model, pages: KVPages, *, vocab_size: int, device: torch.device | str = "cpu"
+        self,
+        model: Model,
+        pages: KVPages,
+        *,
+        vocab_size: int,
+        device: torch.device | str = "cpu",
+        row_drafting: RowDrafting | None = None,
     ) -> None:
         self._model = model
         self._greedy = model if isinstance(model, GreedyModel) else None
         self._pages = pages
         self._vocab_size = vocab_size
         self._device = device
+        self._row_drafting = row_drafting
         self.num_forwards = 0
         self.num_rows = 0
 
@@ -48,16 +64,27 @@ class Runner:
         if self._greedy is not None and all(map(_is_greedy, step)):
             goes_on = all(map(_goes_on, step))
             return self._greedy.forward_greedy(batch, self._pages, goes_on=goes_on)
+        if self._row_drafting is not None:
+            return self._row_drafting.forward(batch)[:, : self._vocab_size]
         return self._model.forward(batch, self._pages)[:, : self._vocab_size]
 
-    def commit(self, cache: Cache, path: Run[int]) -> None:
+    def commit(self, rows: Rows, path: Run[int]) -> None:
         """Make rows of the last forward, a path, part of a sequence; pack what got old by it."""
+        cache = rows.sequence.cache
+        assert cache is not None
         table = cache.table
         self._model.commit(cache.slot, path)
         first = table.length - PAGE_TOKENS * len(table.packed_pages)
         moves = [(first + row, first + at) for at, row in enumerate(path) if row != at]
         self._pages.exact.move(table.pages, moves)
+        if self._row_drafting is not None:  # while its pages are as they were computed
+            self._row_drafting.tell(rows, path)
         self._pages.convert(table.advance(len(path)))
+
+    def prepare(self, sequence: Sequence) -> None:
+        """Give a new sequence the drafters that are told its rows."""
+        if self._row_drafting is not None:
+            sequence.row_drafters = self._row_drafting.drafters(sequence)
 
     def start(self, sequence: Sequence) -> None:
         """Give an admitted sequence the cache and the state that it begins with."""
@@ -69,18 +96,24 @@ class Runner:
         self._pages.copy(cache.opened.copies)
         state = cast("tuple[torch.Tensor, ...]", cache.opened.state)
         self._model.restore(cache.slot, state)
+        load_parts(sequence, cache.opened.segment.parts)
 
     def snapshot(self, cache: Cache) -> tuple[torch.Tensor, ...]:
         """Copy a sequence's recurrent state."""
         return self._model.snapshot(cache.slot)
+
+    def parts(self, sequence: Sequence) -> Mapping[str, bytes]:
+        """Copy the state of the drafters that are told a sequence's rows."""
+        return export_parts(sequence)
 
     def fill(self, pending: PendingSegment) -> None:
         """Copy what a segment that is being stored needs pages of its own for."""
         self._pages.copy(pending.copies)
 
     def segment_bytes(self, segment: StoredSegment, parent: StoredSegment | None) -> int:
-        """Count the bytes of pages and state that a segment has beyond the one before it."""
+        """Count the bytes of pages, state and parts that a segment has beyond the one before it."""
         size = sum(state.nbytes for state in segment.state if isinstance(state, torch.Tensor))
+        size += sum(map(len, segment.parts.values()))
         exact = set(segment.pages).difference(parent.pages if parent else ())
         packed = set(segment.packed_pages).difference(parent.packed_pages if parent else ())
         for form, own in ((PageForm.EXACT, exact), (PageForm.PACKED, packed)):

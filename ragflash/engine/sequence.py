@@ -11,11 +11,12 @@ import secrets
 import time
 from bisect import bisect_right
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 from functools import cached_property
 from itertools import takewhile
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -41,6 +42,9 @@ from ragflash.errors import RagflashError
 from ragflash.kvcache.segments import OpenSegment
 from ragflash.kvcache.table import KVTable
 from ragflash.speculative.drafter import Draft, Drafter
+
+if TYPE_CHECKING:
+    from ragflash.speculative.rows import RowDrafter  # imports torch
 
 ARCHIVED_KINDS = frozenset({SegmentKind.RULES, SegmentKind.DOCUMENT, SegmentKind.CONVERSATION})
 STORED_KINDS = ARCHIVED_KINDS | {SegmentKind.PASSAGES}
@@ -117,12 +121,15 @@ class Sequence:
         logprobs: Of the targets scored so far.
         num_target_rows: Rows computed of the target that is scored next, or in part already.
         cache: `None` before admission and after the end.
+        drafter: Of its output; `None` decodes plainly.
+        row_drafters: Those that are told its rows, by the names of their parts.
     """
 
-    def __init__(self, job: Job, output: Output | None, drafter: Drafter | None = None) -> None:
+    def __init__(self, job: Job, output: Output | None) -> None:
         self.job = job
         self.output = output
-        self.drafter = drafter
+        self.drafter: Drafter | None = None
+        self.row_drafters: Mapping[str, RowDrafter] = {}
         self.phase = Phase.WAITING
         self.tokens = list(job.prompt.token_ids)
         self.num_prompt = len(self.tokens)
@@ -336,3 +343,7 @@ class Sequence:
             if counters.restore_s > 0
             else 0.0,
         )
+
+
+DrafterFactory = Callable[[Sequence], Drafter | None]
+"""Makes the drafter of a sequence, which has its job and its `row_drafters` by then."""

@@ -9,6 +9,9 @@ FORMAT_VERSION = 1
 MAX_NAMED_BYTES = 3600
 """Room for the named fields in a file's header."""
 
+MTP_PART, DRAFTER_PART = "mtp", "drafter"
+"""Names of optional parts: what drafters keep of a segment."""
+
 Value = str | int
 
 
@@ -68,7 +71,7 @@ class Identity:
     def named(self) -> dict[str, Value]:
         """All fields but those of optional parts."""
         names = (field.name for field in fields(self))
-        return {name: getattr(self, name) for name in names if name not in {"drafter", "mtp"}}
+        return {name: getattr(self, name) for name in names if name not in {DRAFTER_PART, MTP_PART}}
 
     @property
     def canonical(self) -> bytes:
@@ -82,7 +85,7 @@ class Identity:
 
     def of_part(self, name: str) -> str:
         """Return what an optional part depends on besides `digest`; empty for nothing."""
-        return {"drafter": self.drafter, "mtp": self.mtp}.get(name, "")
+        return {DRAFTER_PART: self.drafter, MTP_PART: self.mtp}.get(name, "")
 
     def difference(self, other: Mapping[str, Value]) -> str | None:
         """Name the first field whose value in another identity's `named` is not the same."""

@@ -7,16 +7,19 @@ are thus cut where reuse may end.
 
 import hashlib
 from array import array
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import StrEnum
+from types import MappingProxyType
 from typing import Any, Protocol, TypeVar
 
 from ragflash.kvcache.allocator import PageForm
 from ragflash.kvcache.table import KVTable, PageCopy
 
 ROOT_KEY = b""
+
+NO_PARTS: Mapping[str, bytes] = MappingProxyType({})
 
 T = TypeVar("T")
 
@@ -58,6 +61,8 @@ class StoredSegment:
         state: Recurrent state after its last token, as the model's `snapshot` gave it.
         source_ids: Documents whose text it or a segment before it holds.
         prefill_seconds: How long computing it took.
+        parts: What drafters keep of all tokens up to its end, by name; what is lacking costs
+            drafts alone.
     """
 
     key: bytes
@@ -69,6 +74,7 @@ class StoredSegment:
     state: tuple[object, ...]
     source_ids: frozenset[str]
     prefill_seconds: float = 0.0
+    parts: Mapping[str, bytes] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,11 +85,13 @@ class ArchivedSegment:
         state: Where the recurrent state after its last token will be.
         source_ids: Documents whose text it or a segment before it holds.
         prefill_seconds: How long computing it took.
+        parts: See `StoredSegment`.
     """
 
     state: tuple[object, ...]
     source_ids: frozenset[str]
     prefill_seconds: float
+    parts: Mapping[str, bytes] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -179,6 +187,7 @@ class SegmentStore(Protocol):
         state: tuple[object, ...],
         source_ids: frozenset[str],
         prefill_seconds: float = 0.0,
+        parts: Mapping[str, bytes] = NO_PARTS,
     ) -> PendingSegment | None:
         """Start storing the last of `segments`, a sequence's committed tokens up to its end.
 
@@ -190,6 +199,7 @@ class SegmentStore(Protocol):
             state: The model's snapshot at the segment's end, not later.
             source_ids: Documents of the segment itself; those before it are added.
             prefill_seconds: How long computing it took.
+            parts: See `StoredSegment`.
 
         Returns:
             `None` when it is stored already or a segment before it is not stored.

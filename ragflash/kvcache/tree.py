@@ -6,7 +6,7 @@ table forked from the sequence that computed it; a page lives as long as any of 
 """
 
 from collections import Counter, OrderedDict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, wait
 from dataclasses import dataclass
 from functools import partial
@@ -15,6 +15,7 @@ from typing import Any, TypeVar
 from ragflash.kvcache.allocator import PageForm, PagesExhausted
 from ragflash.kvcache.grid import PageAllocators
 from ragflash.kvcache.segments import (
+    NO_PARTS,
     ROOT_KEY,
     ArchivedSegment,
     MissReason,
@@ -123,6 +124,7 @@ class SegmentTree:
         state: tuple[object, ...],
         source_ids: frozenset[str],
         prefill_seconds: float = 0.0,
+        parts: Mapping[str, bytes] = NO_PARTS,
     ) -> PendingSegment | None:
         """See `SegmentStore.begin`."""
         *before, tokens = segments
@@ -139,7 +141,7 @@ class SegmentTree:
         end = len(tokens) + (parent.end if parent else 0)
         own_table, copies = self._hold(place, lambda: table.fork(end))
         all_ids = source_ids | (parent.source_ids if parent else frozenset())
-        archived = ArchivedSegment(state, all_ids, prefill_seconds)
+        archived = ArchivedSegment(state, all_ids, prefill_seconds, parts)
         return PendingSegment(self._add(key, tokens, place, own_table, archived), copies)
 
     def begin_archived(
@@ -269,6 +271,7 @@ class SegmentTree:
             state=archived.state,
             source_ids=archived.source_ids,
             prefill_seconds=archived.prefill_seconds,
+            parts=archived.parts,
         )
         self._pending[key] = _Node(segment, tokens, place, table)
         return segment

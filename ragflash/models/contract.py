@@ -129,6 +129,31 @@ class Model(Protocol):
         """Set a slot's recurrent state from `snapshot`."""
 
 
+@dataclass(frozen=True, slots=True)
+class Tapped:
+    """What a forward computed, for who drafts from it.
+
+    Attributes:
+        logits: As `Model.forward` returns them.
+        stream: All rows behind the last layer, before the last norm, `[N, H]`.
+        taps: All rows behind each of the layers asked for, side by side, `[N, taps · H]`.
+    """
+
+    logits: torch.Tensor
+    stream: torch.Tensor
+    taps: torch.Tensor
+
+
+@runtime_checkable
+class TappedModel(Model, Protocol):
+    """A model that also gives the rows that drafters read of it."""
+
+    def forward_tapped(
+        self, batch: ForwardBatch, pages: KVPages, tap_layers: Sequence[int]
+    ) -> Tapped:
+        """As `forward`, and keep what stands in the residual stream behind layers, ascending."""
+
+
 @runtime_checkable
 class GreedyModel(Model, Protocol):
     """A model that also picks the likeliest tokens where it runs."""

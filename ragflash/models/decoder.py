@@ -6,10 +6,11 @@ from dataclasses import dataclass
 import torch
 
 from ragflash.kvcache.pages import KVLayout, KVPages
-from ragflash.models.contract import ForwardBatch, Model
+from ragflash.models.contract import ForwardBatch, Model, Tapped
 from ragflash.models.layers import Angles, Mixer, Norm, Step
 from ragflash.models.linear import Embedding, Linear, PackedEmbedding
 from ragflash.models.metadata import Metadata
+from ragflash.models.mtp import MtpHead
 from ragflash.models.weights import WeightReader
 
 
@@ -45,7 +46,12 @@ class Decoder(Model):
         vocab_size: Width of the logits.
         context_tokens: Longest sequence that the file allows.
         kv_layout: Of the blocks' attention; its dtype is what is computed in.
+
+    Attributes:
+        mtp: Its block of multi-token prediction, if it has one; the last of `kv_layout` is its.
     """
+
+    mtp: MtpHead | None = None
 
     def __init__(
         self, parts: DecoderParts, *, vocab_size: int, context_tokens: int, kv_layout: KVLayout
@@ -99,10 +105,30 @@ class Decoder(Model):
     @torch.no_grad()
     def final_hidden(self, step: Step, wanted: torch.Tensor | None = None) -> torch.Tensor:
         """Run all blocks; return the wanted rows, or all, after the last norm, `[R, H]`."""
-        x, step = self.embed(step)
-        for block in self.parts.blocks:
-            x = block(x, step)
+        x, _ = self._streams(step)
         return self.parts.norm(x if wanted is None else x[wanted])
+
+    @torch.no_grad()
+    def forward_tapped(
+        self, batch: ForwardBatch, pages: KVPages, tap_layers: Sequence[int]
+    ) -> Tapped:
+        """See `TappedModel`."""
+        step = self.step(batch, pages)
+        x, taps = self._streams(step, tap_layers)
+        logits = self.logits(self.parts.norm(x[step.logit_rows()]))
+        return Tapped(logits, x, torch.cat(taps, dim=-1) if taps else x[:, :0])
+
+    def _streams(
+        self, step: Step, tap_layers: Sequence[int] = ()
+    ) -> tuple[torch.Tensor, list[torch.Tensor]]:
+        """Run all blocks; return the stream behind the last, and behind some, `[N, H]` each."""
+        x, step = self.embed(step)
+        taps = []
+        for layer, block in enumerate(self.parts.blocks):
+            x = block(x, step)
+            if layer in tap_layers:
+                taps.append(x)
+        return x, taps
 
     @torch.no_grad()
     def logits(self, final_hidden: torch.Tensor) -> torch.Tensor:

@@ -149,9 +149,7 @@ class GatedAttention:
 
 
 class Qwen35(HybridDecoder):
-    """A qwen35 file; `mtp` is its block of multi-token prediction, if it has one."""
-
-    mtp: MtpHead | None = None
+    """A qwen35 file."""
 
     @classmethod
     def from_gguf(

@@ -36,6 +36,7 @@ class Idle(StrEnum):
     NOTHING_FOUND = "nothing_found"
     NO_GAIN = "no_gain"
     LOST_TIME = "lost_time"
+    NO_CONTEXT = "no_context"
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,11 +48,15 @@ class Source:
         kind: Tells what the drafter proposes now; of one that is free, of its last proposal.
         is_free: Whether proposing takes no time to speak of; else it is asked only for what
             promises to be worth it.
+        most_tokens: Of a draft; `None` for any number.
+        is_ready: Whether it knows what it needs to draft behind a history of so many tokens.
     """
 
     drafter: Drafter
     kind: Callable[[], DraftKind]
     is_free: bool = True
+    most_tokens: int | None = None
+    is_ready: Callable[[int], bool] = lambda _: True
 
 
 @dataclass(slots=True)
@@ -128,9 +133,15 @@ class AdaptiveDrafter:
         """See `Drafter`; an empty draft has the reason, one of `Idle`."""
         now = self._clock()
         pending = self._end_step(now, len(history))
-        offers = [self._offer(source, history, budget, pending) for source in self._sources]
+        ready = [source for source in self._sources if source.is_ready(len(history))]
+        offers = [self._offer(source, history, budget, pending) for source in ready]
         best = max((offer for offer in offers if offer), key=lambda offer: offer.gain, default=None)
-        draft = self._decide(best, history, budget, pending)
+        if best is None:
+            is_lacking = len(ready) < len(self._sources)
+            reason = Idle.NO_CONTEXT if is_lacking else Idle.NOTHING_FOUND
+            draft = Draft((), "none", reason=reason)
+        else:
+            draft = self._decide(best, history, budget, pending)
         kind = best.kind if best and len(draft) else None
         self._step = _Step(now, len(history), pending, kind, len(draft))
         self._num_held = 0
@@ -187,10 +198,10 @@ class AdaptiveDrafter:
         self, source: Source, history: Sequence[int], budget: int, pending: int
     ) -> _Offer | None:
         """Find the width at which a source promises most."""
-        draft, most = None, budget
+        draft, most = None, min(budget, source.most_tokens or budget)
         if source.is_free:
             draft = source.drafter.propose(history, budget)
-            most = min(len(draft), budget)
+            most = min(len(draft), most)
         if not most:
             return None
         kind = source.kind()
@@ -210,11 +221,7 @@ class AdaptiveDrafter:
             best = kept
         return _Offer(source, kind, draft, best, gain(best))
 
-    def _decide(
-        self, offer: _Offer | None, history: Sequence[int], budget: int, pending: int
-    ) -> Draft:
-        if offer is None:
-            return Draft((), "none", reason=Idle.NOTHING_FOUND)
+    def _decide(self, offer: _Offer, history: Sequence[int], budget: int, pending: int) -> Draft:
         standing = self._standings[offer.kind]
         is_worth_it = offer.gain >= (STAY_ABOVE if standing.is_on else BEGIN_AT)
         if not is_worth_it and standing.is_on:

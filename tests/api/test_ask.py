@@ -52,7 +52,7 @@ def test_options_reach_the_answerer(world: World) -> None:
     ]
 
 
-@pytest.mark.parametrize("wrong", [{"draft": "mtp"}, {"draft_tokens": 0}, {"draft_tokens": 32}])
+@pytest.mark.parametrize("wrong", [{"draft": "guess"}, {"draft_tokens": 0}, {"draft_tokens": 32}])
 def test_drafts_that_nobody_knows_are_refused(world: World, wrong) -> None:
     reply = ask(world, **wrong)
     assert reply.status_code == 422

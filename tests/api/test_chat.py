@@ -331,7 +331,7 @@ def test_a_client_chooses_who_drafts(world: World) -> None:
     assert chosen == [(DraftMode.AUTO, None), (DraftMode.LOOKUP, 5)]
 
 
-@pytest.mark.parametrize("wrong", [{"draft": "mtp"}, {"draft_tokens": 0}, {"draft_tokens": 32}])
+@pytest.mark.parametrize("wrong", [{"draft": "guess"}, {"draft_tokens": 0}, {"draft_tokens": 32}])
 def test_drafts_that_nobody_knows_are_refused(world: World, wrong) -> None:
     reply = chat(world, **wrong)
     assert reply.status_code == 400

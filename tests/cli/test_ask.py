@@ -46,6 +46,6 @@ def test_who_drafts_reaches_the_answerer(run, monkeypatch):
     ]
 
 
-@pytest.mark.parametrize("wrong", [("--draft", "mtp"), ("--draft-tokens", "0")])
+@pytest.mark.parametrize("wrong", [("--draft", "guess"), ("--draft-tokens", "0")])
 def test_drafts_that_nobody_knows_are_wrong_usage(run, wrong):
     assert run(*ARGUMENTS, *wrong).exit_code == 2

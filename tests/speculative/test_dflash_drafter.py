@@ -66,13 +66,16 @@ def test_proposes_no_more_than_it_was_trained_for(model, target):
     drafter = DFlashDrafter(model, 64)
     absorb(target, drafter, PROMPT[:-1])
     assert len(drafter.propose(PROMPT, 1)) == 1
-    assert len(drafter.propose(PROMPT, 50)) == BLOCK - 1
+    assert len(drafter.propose(PROMPT, 50)) == drafter.most_tokens == BLOCK - 1
+    narrow = DFlashDrafter(model, 64, num_tokens=2)
+    absorb(target, narrow, PROMPT[:-1])
+    assert len(narrow.propose(PROMPT, 50)) == 2
 
 
 def test_waits_for_tokens_that_are_not_computed(model, target):
     drafter = DFlashDrafter(model, 64)
     absorb(target, drafter, PROMPT[:4])
-    assert drafter.propose(PROMPT, 4) == Draft((), "dflash")
+    assert drafter.propose(PROMPT, 4) == Draft((), "dflash", reason="no_context")
     absorb(target, drafter, PROMPT[:-1], start=4)
     assert len(drafter.propose(PROMPT, 4)) == 4
 

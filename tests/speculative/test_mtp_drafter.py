@@ -135,7 +135,7 @@ def test_an_answer_with_drafts_is_the_answer_without(reference, model):
 def test_waits_for_tokens_that_are_not_computed(model):
     loop = Loop(model)
     loop.read(TEXT, (30,))
-    assert loop.drafter.propose(TEXT, 3) == Draft((), "mtp")
+    assert loop.drafter.propose(TEXT, 3) == Draft((), "mtp", reason="no_context")
     assert len(loop.drafter.propose(TEXT[:31], 2)) == 2
 
 
@@ -165,12 +165,18 @@ def test_pages_before_a_chunk_are_not_written(model):
     assert written == [[3, at] for at in range(20, 33)]
 
 
-def test_goes_on_over_tokens_that_were_not_computed(model):
+def test_waits_for_ever_behind_pages_that_came_without_a_state(model):
+    """Nobody knows then whether they have keys and values of the block; a new beginning does."""
     loop = Loop(model)
     loop.read(TEXT, (30,))
     other = MtpDrafter(loop.head, loop.run_block, torch.float32, DEPTH)
     other.absorb(29, TEXT[29:30], torch.ones(1, HIDDEN_SIZE))
-    assert len(other.propose(TEXT[:31], DEPTH)) == DEPTH
+    assert other.position is None
+    assert other.propose(TEXT[:31], DEPTH) == Draft((), "mtp", reason="no_context")
+    with pytest.raises(ValueError, match="not seen"):
+        other.export_state()
+    other.absorb(0, TEXT[:1], torch.ones(1, HIDDEN_SIZE))
+    assert len(other.propose(TEXT[:2], DEPTH)) == DEPTH
 
 
 @pytest.mark.parametrize("damage", [b"", b"x" * 408])

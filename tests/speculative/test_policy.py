@@ -255,3 +255,22 @@ def test_more_tokens_are_never_expected_to_hold_less(seen):
     assert len(expected) == 31
     steps = [b - a for a, b in pairwise(expected)]
     assert all(1 >= a >= b >= 0 for a, b in pairwise(steps))
+
+
+def test_what_lacks_its_context_is_not_asked():
+    world = World(FLAT, lambda step, position: True)
+    drafter = Always(source="mtp")
+    kind = DraftKind("mtp")
+    lacking = Source(drafter, lambda: kind, is_free=False, is_ready=lambda length: length > 30)
+    world.run([lacking], 40)
+    assert set(world.reasons[:20]) == {Idle.NO_CONTEXT}
+    assert world.widths[:20] == [0] * 20
+    assert 0 < drafter.asked < 20
+    assert set(world.widths[-5:]) == {20}
+
+
+def test_a_source_is_asked_for_no_more_than_it_can_give():
+    world = World(FLAT, lambda step, position: True)
+    drafter, kind = Always(num_tokens=4, source="mtp"), DraftKind("mtp")
+    world.run([Source(drafter, lambda: kind, is_free=False, most_tokens=4)], 40)
+    assert set(world.widths[20:]) == {4}

@@ -1,10 +1,9 @@
 """DFlash drafters: models that predict a block of a target's next tokens in one pass."""
 
 from ragflash.models.dflash.config import Causality, DFlashConfig, Given, Target
-from ragflash.models.dflash.load import load_drafter
+from ragflash.models.dflash.load import drafter_hash, load_drafter
 from ragflash.models.dflash.model import Candidates, DFlashModel, DraftSequence
 from ragflash.models.dflash.ring import RING_TOKENS
-from ragflash.models.dflash.taps import hidden_and_taps
 
 __all__ = [
     "RING_TOKENS",
@@ -15,6 +14,6 @@ __all__ = [
     "DraftSequence",
     "Given",
     "Target",
-    "hidden_and_taps",
+    "drafter_hash",
     "load_drafter",
 ]

@@ -1,11 +1,12 @@
 """Loads a drafter from any of its files: GGUF in four dialects, or a folder of safetensors."""
 
+import hashlib
 from pathlib import Path
 
 import torch
 
 from ragflash.errors import TensorMissing
-from ragflash.gguf.reader import GGUFFile
+from ragflash.gguf.reader import GGUFFile, content_hash
 from ragflash.models.decoder import inverse_frequencies
 from ragflash.models.dflash.config import DFlashConfig, Given, Target
 from ragflash.models.dflash.conv import DynamicConv
@@ -61,6 +62,20 @@ def load_drafter(
             parts = _Builder(source, GGUF_NAMES, config, target).parts(device)
         max_rows = MAX_ROWS if form == "records" else None
     return DFlashModel(config, parts, target, dtype, max_rows)
+
+
+def drafter_hash(path: Path, cache_dir: Path | None = None) -> str:
+    """Return the content hash of all files of a drafter; see `content_hash`.
+
+    Raises:
+        ModelMissing: A file cannot be read.
+        StorageError: The cache folder cannot be read or written.
+    """
+    if not (path / CONFIG).is_file():
+        return content_hash(path, cache_dir)
+    files = [path / CONFIG, *sorted(path.glob("*.safetensors"))]
+    hashes = [content_hash(file, cache_dir) for file in files]
+    return hashlib.sha256("\n".join(hashes).encode("ascii")).hexdigest()
 
 
 class _Builder:

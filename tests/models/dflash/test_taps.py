@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from ragflash.models.decoder import Decoder
-from ragflash.models.dflash import Target, hidden_and_taps
+from ragflash.models.dflash import Target
 from tests.models.families import FAMILIES, HIDDEN_SIZE, VOCAB_SIZE
 from tests.models.forwards import batch_of, load, poisoned_pages
 from tests.models.toy_files import write_gguf
@@ -22,15 +22,18 @@ def test_taps_are_the_streams_behind_the_layers(name, tmp_path):
     num_layers = len(model.parts.blocks)
     taps = (0, num_layers - 2)
     model.reset(0)
-    step = model.step(batch_of(TEXT, 0), poisoned_pages(model))
-    hidden, found = hidden_and_taps(model, step, taps)
+    found = model.forward_tapped(batch_of(TEXT, 0), poisoned_pages(model), taps)
+    model.reset(0)
+    logits = model.forward(batch_of(TEXT, 0), poisoned_pages(model))
     with torch.inference_mode():
         text = torch.tensor([TEXT])
         states = reference.model(text, output_hidden_states=True).hidden_states
     assert len(states) == num_layers + 1
     expected = torch.cat([states[tap + 1][0] for tap in taps], dim=-1)
-    torch.testing.assert_close(found, expected, rtol=0, atol=1e-4)
-    torch.testing.assert_close(hidden, states[-1][0], rtol=0, atol=1e-4)
+    torch.testing.assert_close(found.taps, expected, rtol=0, atol=1e-4)
+    normed = model.parts.norm(found.stream)
+    torch.testing.assert_close(normed, states[-1][0], rtol=0, atol=1e-4)
+    assert torch.equal(found.logits, logits)
 
 
 def test_a_target_is_described_by_its_model(tmp_path):

@@ -1,0 +1,216 @@
+"""Drafters that read rows of the model: each sequence has its own, told all that is committed.
+
+They are told whatever a request says of drafts, so that what is stored of a prompt is of use to
+every request after it.
+"""
+
+from collections.abc import Mapping
+from collections.abc import Sequence as Run
+from dataclasses import dataclass
+from functools import partial
+from itertools import accumulate
+from pathlib import Path
+
+import torch
+
+from ragflash.engine.batch import Rows
+from ragflash.engine.placed import Placed
+from ragflash.engine.request import GenerateRequest
+from ragflash.engine.sequence import Sequence
+from ragflash.errors import SettingInvalid
+from ragflash.kvcache.allocator import pages_for
+from ragflash.kvcache.identity import DRAFTER_PART, MTP_PART
+from ragflash.kvcache.pages import KVPages
+from ragflash.models.contract import ForwardBatch, SequenceRows, Tapped
+from ragflash.models.decoder import Decoder
+from ragflash.models.dflash import DFlashModel, Target, drafter_hash, load_drafter
+from ragflash.models.mtp import MtpHead
+from ragflash.speculative.dflash import DFlashDrafter
+from ragflash.speculative.mtp import MAX_DEPTH, MtpDrafter
+from ragflash.speculative.rows import RowDrafter
+
+
+@dataclass(frozen=True, slots=True)
+class DrafterOptions:
+    """What an engine is to draft with beside looking up.
+
+    Attributes:
+        mtp: Whether the model's block of multi-token prediction is used, if it has one.
+        file: Of a DFlash drafter, as `load_drafter` takes it; `None` for none.
+    """
+
+    mtp: bool = True
+    file: Path | None = None
+
+    def checked(self, device: torch.device, *, is_asked: bool) -> bool:
+        """Refuse a drafter that nobody would ask, before a model is loaded; return `is_asked`.
+
+        Args:
+            device: Of the model.
+            is_asked: Whether the engine drafts.
+
+        Raises:
+            SettingInvalid: The engine does not draft, or runs on a card, which runs no drafter yet.
+        """
+        if self.file is not None and not is_asked:
+            raise SettingInvalid(
+                f"the drafter {self.file} would never be asked: unset RAGFLASH_DRAFTER, or set "
+                "RAGFLASH_DRAFT=auto"
+            )
+        if self.file is not None and device.type != "cpu":
+            raise SettingInvalid(
+                f"a card runs no DFlash drafter yet: unset RAGFLASH_DRAFTER ({self.file}), or "
+                "set RAGFLASH_DEVICE=cpu"
+            )
+        return is_asked
+
+
+NO_FILE = DrafterOptions()
+
+
+class RowDrafting:
+    """What an engine drafts with beside looking up; for the worker thread only.
+
+    Args:
+        model: That is drafted for.
+        pages: Its keys and values, those of `mtp` among them.
+        mtp: Its own block of multi-token prediction; `None` does without.
+        dflash: A drafter of its own; `None` does without.
+        depends_on: Names of what their drafters keep of a stored segment, and what each depends on
+            beside the segment's identity.
+    """
+
+    def __init__(
+        self,
+        model: Decoder,
+        pages: KVPages,
+        *,
+        mtp: MtpHead | None = None,
+        dflash: DFlashModel | None = None,
+        depends_on: Mapping[str, str],
+    ) -> None:
+        self.depends_on = depends_on
+        self._model = model
+        self._pages = pages
+        self._mtp = mtp
+        self._dflash = dflash
+        self._tap_layers = () if dflash is None else dflash.config.tap_layers
+        self._computed: Tapped | None = None
+        self._starts: dict[int, int] = {}
+
+    def drafters(self, sequence: Sequence) -> dict[str, RowDrafter]:
+        """Make a sequence's drafters, by the names of their parts of a stored segment."""
+        request = sequence.job.request
+        width = request.draft_tokens if isinstance(request, GenerateRequest) else None
+        made: dict[str, RowDrafter] = {}
+        if self._mtp is not None:
+            run_block = partial(self._run_block, self._mtp, sequence)
+            depth = min(width or MAX_DEPTH, MAX_DEPTH)
+            made[MTP_PART] = MtpDrafter(self._mtp, run_block, self._model.compute_dtype, depth)
+        if self._dflash is not None:
+            made[DRAFTER_PART] = DFlashDrafter(self._dflash, num_tokens=width)
+        return made
+
+    def forward(self, batch: ForwardBatch) -> torch.Tensor:
+        """See `Model.forward`; the rows are kept until they are committed, or the next ones."""
+        self._computed = self._model.forward_tapped(batch, self._pages, self._tap_layers)
+        counts = (rows.num_rows for rows in batch.sequences)
+        starts = accumulate(counts, initial=0)
+        slots = (rows.slot for rows in batch.sequences)
+        self._starts = dict(zip(slots, starts, strict=False))
+        return self._computed.logits
+
+    @torch.inference_mode()
+    def tell(self, rows: Rows, path: Run[int]) -> None:
+        """Give a sequence's drafters rows of the last forward that become part of it.
+
+        Args:
+            rows: Of the sequence; its table does not have them yet.
+            path: Numbers of those that are committed, at least one.
+        """
+        sequence, computed = rows.sequence, self._computed
+        assert sequence.cache is not None
+        assert computed is not None
+        at = torch.tensor(path, device=computed.stream.device) + self._starts[sequence.cache.slot]
+        token_ids = [rows.token_ids[row] for row in path]
+        for name, drafter in sequence.row_drafters.items():
+            read = computed.taps[at] if name == DRAFTER_PART else self._read_by_mtp(computed, at)
+            drafter.absorb(sequence.committed, token_ids, read)
+
+    def _read_by_mtp(self, computed: Tapped, at: torch.Tensor) -> torch.Tensor:
+        assert self._mtp is not None
+        stream = computed.stream[at]
+        return self._model.parts.norm(stream) if self._mtp.reads_normed else stream
+
+    def _run_block(
+        self,
+        mtp: MtpHead,
+        sequence: Sequence,
+        hidden: torch.Tensor,
+        token_ids: Run[int],
+        position: int,
+    ) -> torch.Tensor:
+        """See `BlockRunner`."""
+        cache, num_rows = sequence.cache, len(token_ids)
+        assert cache is not None
+        packed_pages = cache.table.packed_pages
+        num_pages = pages_for(position + num_rows) - len(packed_pages)
+        rows = SequenceRows(
+            slot=cache.slot,
+            num_rows=num_rows,
+            committed=position,
+            pages=cache.table.pages[:num_pages],
+            logit_rows=(),
+            packed_pages=packed_pages,
+        )
+        device = hidden.device
+        batch = ForwardBatch(
+            torch.tensor(token_ids, device=device),
+            torch.arange(position, position + num_rows, device=device),
+            (rows,),
+        )
+        return mtp.hidden(hidden, self._model.step(batch, self._pages))
+
+
+def load_row_drafting(
+    placed: Placed, options: DrafterOptions, model_hash: str, cache_dir: Path | None
+) -> RowDrafting | None:
+    """Load what reads rows of a placed model; `None` where nothing does, as on a card.
+
+    Args:
+        placed: The model.
+        options: What is wanted.
+        model_hash: Of its file.
+        cache_dir: See `content_hash`.
+
+    Raises:
+        ModelError: The drafter's file cannot be used, or not with this model.
+    """
+    model, depends_on = placed.model, dict[str, str]()
+    if not isinstance(model, Decoder):
+        return None
+    mtp, dflash = model.mtp if options.mtp else None, None
+    if mtp is not None:
+        depends_on[MTP_PART] = model_hash
+    if options.file is not None:
+        dflash = load_drafter(options.file, Target.of(model), dtype=model.compute_dtype)
+        depends_on[DRAFTER_PART] = drafter_hash(options.file, cache_dir)
+    if not depends_on:
+        return None
+    return RowDrafting(model, placed.pages, mtp=mtp, dflash=dflash, depends_on=depends_on)
+
+
+def export_parts(sequence: Sequence) -> Mapping[str, bytes]:
+    """Return what a segment that ends here keeps of its sequence's drafters."""
+    return {
+        name: drafter.export_state()
+        for name, drafter in sequence.row_drafters.items()
+        if drafter.position == sequence.committed
+    }
+
+
+def load_parts(sequence: Sequence, parts: Mapping[str, bytes]) -> None:
+    """Have a sequence's drafters go on from a stored segment, those that it keeps something of."""
+    for name, drafter in sequence.row_drafters.items():
+        if name in parts:
+            drafter.load_state(parts[name])
