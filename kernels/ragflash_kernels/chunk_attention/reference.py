@@ -25,11 +25,12 @@ def chunk_attention_reference(
     hidden = token > own
     if window is not None:
         hidden |= token <= own - window
-    heads = q[:num_rows].float().view(num_rows, keys.shape[1], -1, q.shape[2])
-    grouped = heads.permute(1, 2, 0, 3)
+    num_kv_heads = keys.shape[1]
+    shape = (num_rows, num_kv_heads, q.shape[1] // num_kv_heads, q.shape[2])
+    grouped = q[:num_rows].float().view(shape).permute(1, 2, 0, 3)
     out = torch.zeros(q.shape, dtype=out_dtype, device=q.device)
     mixed = torch.empty_like(grouped)
-    for head in range(keys.shape[1]):
+    for head in range(num_kv_heads):
         scores = (grouped[head] @ k[head].T * scale).masked_fill_(hidden, float("-inf"))
         mixed[head] = scores.softmax(-1) @ v[head]
     out[:num_rows] = mixed.permute(2, 0, 1, 3).flatten(1, 2).to(out_dtype)
