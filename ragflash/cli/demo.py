@@ -6,7 +6,8 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ragflash.api.schemas import AnswerOut, DocumentOut
+from ragflash.api.document_schemas import DocumentOut
+from ragflash.api.schemas import AnswerOut
 from ragflash.bench.provenance import provenance
 from ragflash.cli import ask, documents
 from ragflash.cli.options import (

@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from rich.table import Table
 
-from ragflash.api.schemas import DocumentOut, HitOut, SearchOut
+from ragflash.api.document_schemas import DocumentOut
+from ragflash.api.schemas import HitOut, SearchOut
 from ragflash.cli.options import DataDirOption, JsonOption, ModelOption
 from ragflash.cli.output import Output, Tracker, error_object
 from ragflash.cli.parts import SCOPE, every_document, find_document, model_path, open_library

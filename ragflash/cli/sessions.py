@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from rich.table import Table
 
-from ragflash.api.schemas import JobOut
+from ragflash.api.document_schemas import JobOut
 from ragflash.cli.documents import DocumentArgument
 from ragflash.cli.options import (
     CtxOption,

@@ -12,10 +12,7 @@ from pydantic import ValidationError
 from starlette.datastructures import UploadFile
 
 from ragflash.api.deps import CallerScope, DocumentLibrary, Provided
-from ragflash.api.openapi import refusals
-from ragflash.api.problems import BodyInvalid
-from ragflash.api.routes.jobs import POLL_S, job_changes
-from ragflash.api.schemas import (
+from ragflash.api.document_schemas import (
     DocumentListOut,
     DocumentOut,
     JobOut,
@@ -23,6 +20,9 @@ from ragflash.api.schemas import (
     TextBody,
     UploadOut,
 )
+from ragflash.api.openapi import refusals
+from ragflash.api.problems import BodyInvalid
+from ragflash.api.routes.jobs import POLL_S, job_changes
 from ragflash.api.sse import STREAMED, EventStream, encode, until_disconnect
 from ragflash.errors import DocumentTooLarge, NotFound, UnsupportedMedia
 from ragflash.rag.records import (

@@ -8,8 +8,8 @@ from contextlib import aclosing
 from fastapi import APIRouter, Request
 
 from ragflash.api.deps import CallerScope, DocumentLibrary, Provided
+from ragflash.api.document_schemas import JobOut
 from ragflash.api.openapi import refusals
-from ragflash.api.schemas import JobOut
 from ragflash.api.sse import STREAMED, EventStream, encode
 from ragflash.rag.records import JobRecord, Scope
 

@@ -6,8 +6,8 @@ from contextlib import suppress
 from fastapi import APIRouter
 
 from ragflash.api.deps import CallerScope, Provided, Services
+from ragflash.api.document_schemas import JobOut
 from ragflash.api.openapi import refusals
-from ragflash.api.schemas import JobOut
 from ragflash.api.session_schemas import (
     SessionListOut,
     SessionOut,
