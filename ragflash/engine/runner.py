@@ -135,4 +135,6 @@ def _goes_on(rows: Rows) -> bool:
     """Tell whether the token that rows give will most likely be the next step's only row."""
     sequence = rows.sequence
     output = sequence.output
-    return output is not None and sequence.drafter is None and output.num_left > 1
+    if output is None or output.num_left <= 1:
+        return False
+    return sequence.drafter is None or (rows.draft is not None and rows.draft.goes_on)

@@ -19,6 +19,8 @@ class Draft:
             is a chain.
         sources: Of each token, where they differ; `None`: all are of `source`.
         reason: Why there is no token.
+        goes_on: Whether the next draft is likely to be empty as this one is, so that a plain step
+            may begin before it is asked for.
 
     Raises:
         ValueError: Parents or sources do not fit the tokens.
@@ -29,6 +31,7 @@ class Draft:
     parents: tuple[int, ...] | None = None
     sources: tuple[str, ...] | None = None
     reason: str | None = None
+    goes_on: bool = False
 
     def __post_init__(self) -> None:
         """Check that parents come first."""

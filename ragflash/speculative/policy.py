@@ -25,6 +25,9 @@ KEEP_WIDTH = 0.97
 MOST_LOST = 0.03
 """Of the time that went by, what drafts may have lost."""
 
+LULL_STEPS = 32
+"""Steps without a draft after which the next is expected to be such a step, too."""
+
 _FIRST_DWELL, _LONGEST_DWELL = 16, 256
 _LOST_AT_FIRST_STEPS = 2.0
 _NEWEST_SHARE = 0.2
@@ -126,7 +129,7 @@ class AdaptiveDrafter:
         self._clock = clock
         self._standings: dict[DraftKind, _Standing] = {}
         self._step: _Step | None = None
-        self._num_held = 0
+        self._num_held = self._num_empty = 0
         self._passed_ms = self._lost_ms = 0.0
 
     def propose(self, history: Sequence[int], budget: int) -> Draft:
@@ -142,6 +145,9 @@ class AdaptiveDrafter:
             draft = Draft((), "none", reason=reason)
         else:
             draft = self._decide(best, history, budget, pending)
+        self._num_empty = 0 if len(draft) else self._num_empty + 1
+        if self._num_empty > LULL_STEPS:
+            draft = replace(draft, goes_on=True)
         kind = best.kind if best and len(draft) else None
         self._step = _Step(now, len(history), pending, kind, len(draft))
         self._num_held = 0

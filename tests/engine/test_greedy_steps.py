@@ -23,6 +23,7 @@ from ragflash.kvcache.pages import KVPages, PagePool
 from ragflash.models.contract import GreedyModel
 from ragflash.models.device.model import DeviceModel
 from ragflash.models.registry import load_records
+from ragflash.speculative.drafter import Draft
 from tests.engine.harness import ToyEngine, toy_engine
 from tests.engine.toys import END, TURN, ToyTokenizer, ask
 from tests.models.families import FAMILIES
@@ -124,17 +125,18 @@ def test_requests_of_two_kinds_run_together(path):
         assert answers(engine.complete_all(some)) == expected
 
 
-def test_drafts_change_nothing(path):
-    """Neither steps with drafts nor those between them are begun early."""
+@pytest.mark.parametrize("goes_on", [False, True])
+def test_drafts_change_nothing(path, goes_on):
+    """Steps with drafts are not begun early, those between only if none is expected: wrongly."""
     request = ask("again and again", max_tokens=16)
     with engine_of(path, chooses=True) as engine:
         expected = engine.complete(request).token_ids
 
     def propose(history, budget):
         if len(history) % 3:
-            return []
+            return Draft((), "stub", goes_on=goes_on)
         done = len(history) - len("again and again")
-        return [*expected[done : done + 2], 1, 2][:budget]
+        return Draft((*expected[done : done + 2], 1, 2), "stub").first(budget)
 
     with engine_of(path, chooses=True, draft=propose) as engine:
         finished = engine.complete(replace(request, draft=DraftMode.AUTO))

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from ragflash.speculative.costs import StepCosts
 from ragflash.speculative.drafter import Draft
-from ragflash.speculative.policy import AdaptiveDrafter, Idle, Source
+from ragflash.speculative.policy import LULL_STEPS, AdaptiveDrafter, Idle, Source
 from ragflash.speculative.survival import DraftKind, Survival
 
 ROWS = (1, 2, 4, 8, 16, 21, 32)
@@ -56,6 +56,7 @@ class World:
     now_ms: float = 0.0
     widths: list[int] = field(default_factory=list)
     reasons: list[str | None] = field(default_factory=list)
+    lulls: list[bool] = field(default_factory=list)
     num_tokens: int = 0
     table: StepCosts | None = None
 
@@ -81,6 +82,7 @@ class World:
             self.num_tokens += held + 1
             self.widths.append(len(draft))
             self.reasons.append(draft.reason)
+            self.lulls.append(draft.goes_on)
         return self
 
     @property
@@ -169,6 +171,17 @@ def test_nothing_found_is_said():
     world = World(FLAT, lambda step, position: True)
     world.run([world.source(num_tokens=0)], 3)
     assert world.reasons == [Idle.NOTHING_FOUND] * 3
+
+
+def test_a_lull_is_expected_to_go_on_until_something_is_found():
+    world = World(FLAT, lambda step, position: True)
+    found = world.source()
+    found.drafter.num_tokens = 0
+    world.run([found], 40)
+    assert world.lulls == [False] * LULL_STEPS + [True] * 8
+    world = World(FLAT, lambda step, position: True)
+    world.run([world.source()], 40)
+    assert not any(world.lulls)
 
 
 def test_what_was_learned_of_a_document_is_there_for_the_next_question():
