@@ -12,6 +12,7 @@ from ragflash.errors import InputError
 from ragflash.kvcache.identity import DRAFTER_PART, MTP_PART
 from ragflash.speculative.costs import StepCosts
 from ragflash.speculative.drafter import Drafter
+from ragflash.speculative.grafted import TREE_TOKENS, BlockDrafter, TreeDrafter
 from ragflash.speculative.lookup import IndexCache, LookupDrafter, Match
 from ragflash.speculative.policy import AdaptiveDrafter, Source
 from ragflash.speculative.survival import DraftKind, Survival
@@ -105,6 +106,9 @@ class Drafting:
             return None
         if request.draft in _OWN_PARTS:
             return told[_OWN_PARTS[request.draft]]
+        block = told.get(DRAFTER_PART)
+        if request.draft is DraftMode.TREE and lookup and isinstance(block, BlockDrafter):
+            return TreeDrafter(block, lookup, request.draft_tokens or TREE_TOKENS)
         if lookup is None or request.draft is not DraftMode.AUTO or self.costs is None:
             return lookup
         sources = [Source(lookup, lambda: kind_of(lookup.match)), *map(_source, told.values())]

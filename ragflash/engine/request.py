@@ -119,7 +119,8 @@ class DraftMode(StrEnum):
 
     `auto` is whoever is worth it. The others propose in every step in which they can: `lookup` and
     `tree` are chains and trees that are looked up, `mtp` is the model's own block of multi-token
-    prediction, `dflash` the drafter that the engine was given.
+    prediction, `dflash` the drafter that the engine was given; with one, `tree` are trees of what
+    it predicts, and of what is looked up.
     """
 
     AUTO = "auto"
