@@ -5,7 +5,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
-from itertools import takewhile
+from itertools import chain, takewhile
 
 import torch
 
@@ -16,12 +16,14 @@ from ragflash.kvcache.archive import (
     FileMiss,
     FileMissReason,
     Landing,
+    MemoryLanding,
     PageItem,
+    PartItem,
     SegmentArchive,
     SegmentCopy,
     SnapshotItem,
 )
-from ragflash.kvcache.identity import Identity
+from ragflash.kvcache.identity import DRAFTER_PART, MTP_PART, Identity
 from ragflash.kvcache.mover import PageImage, PageMover, landing_in
 from ragflash.kvcache.segments import (
     ArchivedSegment,
@@ -158,8 +160,9 @@ class FileTier:
             parent = before.segment
         pages = [page for page in _pages(segment) if self._is_own(page, parent)]
         state = [tensor for tensor in segment.state if isinstance(tensor, torch.Tensor)]
+        parts = [memoryview(part) for part in segment.parts.values()]
         num_bytes = sum(self._mover.page_bytes(page.form) for page in pages)
-        num_bytes += sum(tensor.nbytes for tensor in state)
+        num_bytes += sum(tensor.nbytes for tensor in state) + sum(part.nbytes for part in parts)
 
         def copy() -> SegmentCopy:
             images = [
@@ -175,13 +178,14 @@ class FileTier:
                 SnapshotItem(segment.end, index, tensor.nbytes)
                 for index, tensor in enumerate(state)
             )
+            part_items = (PartItem(name, len(part)) for name, part in segment.parts.items())
             return SegmentCopy(
                 segments=prompt,
                 identity=self._identity,
                 namespace=name,
                 source_ids=segment.source_ids,
-                items=(*page_items, *state_items),
-                buffers=_drawn(fetched),
+                items=(*page_items, *state_items, *part_items),
+                buffers=chain(_drawn(fetched), parts),
                 prefill_seconds=segment.prefill_seconds,
             )
 
@@ -236,7 +240,15 @@ class FileTier:
 
     def _archived(self, prefix: ArchiveHit) -> ArchivedSegment:
         state = self._mover.new_state()
-        return ArchivedSegment(state, frozenset(prefix.source_ids), prefix.prefill_seconds)
+        parts = {
+            name: bytearray(found.item.num_bytes)
+            for name in (MTP_PART, DRAFTER_PART)
+            if self._identity.of_part(name)
+            and not isinstance(found := prefix.part(name), FileMiss)
+            and isinstance(found.item, PartItem)
+        }
+        source_ids = frozenset(prefix.source_ids)
+        return ArchivedSegment(state, source_ids, prefix.prefill_seconds, parts)
 
     def _lay_out(
         self,
@@ -259,6 +271,7 @@ class FileTier:
                     item = _checked(found, page, segment.end, landing.num_bytes)
                     landings.append((item, landing))
             landings += self._lay_out_state(segment, prefix)
+            landings += _lay_out_parts(segment, prefix)
         return landings
 
     def _lay_out_state(self, segment: StoredSegment, prefix: ArchiveHit) -> list[_Target]:
@@ -268,6 +281,13 @@ class FileTier:
         if sizes != [tensor.nbytes for tensor in state]:
             raise _ItemLacking(f"the state at {segment.end} is not there")
         return list(zip(items, map(landing_in, state), strict=True))
+
+
+def _lay_out_parts(segment: StoredSegment, prefix: ArchiveHit) -> Iterator[_Target]:
+    for name, part in segment.parts.items():
+        found = prefix.part(name)
+        assert not isinstance(found, FileMiss)
+        yield found, MemoryLanding(memoryview(part))
 
 
 class _ItemLacking(Exception):

@@ -4,6 +4,7 @@ They are told whatever a request says of drafts, so that what is stored of a pro
 every request after it.
 """
 
+import logging
 from collections.abc import Mapping
 from collections.abc import Sequence as Run
 from dataclasses import dataclass
@@ -21,6 +22,7 @@ from ragflash.errors import SettingInvalid
 from ragflash.kvcache.allocator import pages_for
 from ragflash.kvcache.identity import DRAFTER_PART, MTP_PART
 from ragflash.kvcache.pages import KVPages
+from ragflash.kvcache.segments import Parts
 from ragflash.models.contract import ForwardBatch, SequenceRows, Tapped
 from ragflash.models.decoder import Decoder
 from ragflash.models.dflash import DFlashModel, Target, drafter_hash, load_drafter
@@ -28,6 +30,8 @@ from ragflash.models.mtp import MtpHead
 from ragflash.speculative.dflash import DFlashDrafter
 from ragflash.speculative.mtp import MAX_DEPTH, MtpDrafter
 from ragflash.speculative.rows import RowDrafter
+
+_log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -209,8 +213,11 @@ def export_parts(sequence: Sequence) -> Mapping[str, bytes]:
     }
 
 
-def load_parts(sequence: Sequence, parts: Mapping[str, bytes]) -> None:
+def load_parts(sequence: Sequence, parts: Parts) -> None:
     """Have a sequence's drafters go on from a stored segment, those that it keeps something of."""
     for name, drafter in sequence.row_drafters.items():
         if name in parts:
-            drafter.load_state(parts[name])
+            try:
+                drafter.load_state(bytes(parts[name]))
+            except ValueError as error:  # it may come from a file; lacking it costs drafts alone
+                _log.warning("a drafter begins anew", extra={"part": name, "reason": str(error)})

@@ -12,6 +12,7 @@ from typing import Protocol
 from ragflash.kvcache.allocator import PageForm
 from ragflash.kvcache.identity import Identity
 
+MAX_PART_NAME = 16
 PIECE_BYTES = 4 << 20
 """Most bytes that are read at once; a checksum covers no more, so that each piece has its own."""
 
@@ -71,6 +72,23 @@ class SnapshotItem:
     num_bytes: int
 
 
+@dataclass(frozen=True, slots=True)
+class PartItem:
+    """Something that is of use beside pages and snapshots, and can be missing.
+
+    Attributes:
+        name: `drafter`, `mtp`, `lookup`; ASCII, `MAX_PART_NAME` characters at most.
+        num_bytes: Of all of it.
+    """
+
+    name: str
+    num_bytes: int
+
+    def __post_init__(self) -> None:
+        if not self.name.isascii() or not 0 < len(self.name) <= MAX_PART_NAME:
+            raise ValueError(f"a part named {self.name!r}")
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class SegmentCopy:
     """Bytes of a stored segment, beside those of the segments before it.
@@ -90,7 +108,7 @@ class SegmentCopy:
     identity: Identity
     namespace: str
     source_ids: frozenset[str]
-    items: tuple[PageItem | SnapshotItem, ...]
+    items: tuple[PageItem | SnapshotItem | PartItem, ...]
     buffers: Iterable[memoryview]
     prefill_seconds: float
 
@@ -100,7 +118,7 @@ class ArchivedItem(Protocol):
 
     @property
     def item(self) -> object:
-        """What it is: a `PageItem`, a `SnapshotItem`, or something that nobody here knows."""
+        """What it is: a `PageItem`, `SnapshotItem`, `PartItem`, or what nobody here knows."""
 
 
 class ArchiveHit(Protocol):
@@ -130,6 +148,9 @@ class ArchiveHit(Protocol):
 
     def snapshots(self) -> Mapping[int, tuple[ArchivedItem, ...]]:
         """Return the arrays of each snapshot, in order, by the position that they are of."""
+
+    def part(self, name: str) -> ArchivedItem | FileMiss:
+        """Return a named part of the last segment, or why it is of no use."""
 
     def close(self) -> None:
         """Give it up; nothing may be reading it."""

@@ -19,7 +19,10 @@ from ragflash.kvcache.table import KVTable, PageCopy
 
 ROOT_KEY = b""
 
-NO_PARTS: Mapping[str, bytes] = MappingProxyType({})
+Parts = Mapping[str, bytes | bytearray]
+"""What drafters keep, by name."""
+
+NO_PARTS: Parts = MappingProxyType({})
 
 T = TypeVar("T")
 
@@ -74,7 +77,7 @@ class StoredSegment:
     state: tuple[object, ...]
     source_ids: frozenset[str]
     prefill_seconds: float = 0.0
-    parts: Mapping[str, bytes] = field(default_factory=dict)
+    parts: Parts = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,7 +94,7 @@ class ArchivedSegment:
     state: tuple[object, ...]
     source_ids: frozenset[str]
     prefill_seconds: float
-    parts: Mapping[str, bytes] = field(default_factory=dict)
+    parts: Parts = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -187,7 +190,7 @@ class SegmentStore(Protocol):
         state: tuple[object, ...],
         source_ids: frozenset[str],
         prefill_seconds: float = 0.0,
-        parts: Mapping[str, bytes] = NO_PARTS,
+        parts: Parts = NO_PARTS,
     ) -> PendingSegment | None:
         """Start storing the last of `segments`, a sequence's committed tokens up to its end.
 

@@ -6,7 +6,7 @@ table forked from the sequence that computed it; a page lives as long as any of 
 """
 
 from collections import Counter, OrderedDict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future, wait
 from dataclasses import dataclass
 from functools import partial
@@ -20,6 +20,7 @@ from ragflash.kvcache.segments import (
     ArchivedSegment,
     MissReason,
     OpenSegment,
+    Parts,
     PendingSegment,
     SegmentHit,
     SegmentMiss,
@@ -124,7 +125,7 @@ class SegmentTree:
         state: tuple[object, ...],
         source_ids: frozenset[str],
         prefill_seconds: float = 0.0,
-        parts: Mapping[str, bytes] = NO_PARTS,
+        parts: Parts = NO_PARTS,
     ) -> PendingSegment | None:
         """See `SegmentStore.begin`."""
         *before, tokens = segments

@@ -3,14 +3,13 @@
 Nothing here imports torch: whoever has tensors hands over bytes, and gets bytes back.
 """
 
-from ragflash.kvcache.archive import FileMiss, FileMissReason, PageItem, SnapshotItem
+from ragflash.kvcache.archive import FileMiss, FileMissReason, PageItem, PartItem, SnapshotItem
 from ragflash.kvcache.identity import Identity
 from ragflash.sessions.archive import ArchiveCounts, FolderArchive
 from ragflash.sessions.folder import SessionFolder
 from ragflash.sessions.hit import FileHit
 from ragflash.sessions.records import (
     NO_SOURCE,
-    PartItem,
     RefusalReason,
     Refused,
     SegmentRecord,

@@ -16,13 +16,18 @@ from itertools import accumulate
 import xxhash
 
 from ragflash.kvcache.allocator import PageForm
-from ragflash.kvcache.archive import PIECE_BYTES, FileMissReason, PageItem, SnapshotItem
+from ragflash.kvcache.archive import (
+    PIECE_BYTES,
+    FileMissReason,
+    PageItem,
+    PartItem,
+    SnapshotItem,
+)
 from ragflash.kvcache.identity import FORMAT_VERSION, Identity, Value, spell
 from ragflash.kvcache.segments import ROOT_KEY
 from ragflash.sessions.records import (
     ORIGIN_COLUMNS,
     Item,
-    PartItem,
     PrefixKeys,
 )
 

@@ -6,11 +6,14 @@ from types import TracebackType
 from typing import Self
 
 from ragflash.kvcache.allocator import PageForm
-from ragflash.kvcache.archive import FileMiss, FileMissReason, PageItem, SnapshotItem
-from ragflash.kvcache.identity import Identity
-from ragflash.sessions.records import (
+from ragflash.kvcache.archive import (
+    FileMiss,
+    FileMissReason,
+    PageItem,
     PartItem,
+    SnapshotItem,
 )
+from ragflash.kvcache.identity import Identity
 from ragflash.sessions.segment_file import SegmentFile, StoredItem
 
 

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 
-from ragflash.kvcache.archive import PageItem, SnapshotItem
+from ragflash.kvcache.archive import PageItem, PartItem, SnapshotItem
 from ragflash.kvcache.identity import Identity
 from ragflash.kvcache.segments import ROOT_KEY, segment_key
 
@@ -14,7 +14,6 @@ NO_SOURCE = 0xFFFF_FFFF
 """Origin of a token that copies no document."""
 
 ORIGIN_COLUMNS = 4
-MAX_PART_NAME = 16
 
 
 class RefusalReason(StrEnum):
@@ -40,23 +39,6 @@ class Refused:
 
     reason: RefusalReason
     detail: str = ""
-
-
-@dataclass(frozen=True, slots=True)
-class PartItem:
-    """Something that is of use beside pages and snapshots, and can be missing.
-
-    Attributes:
-        name: `drafter`, `mtp`, `lookup`; ASCII, `MAX_PART_NAME` characters at most.
-        num_bytes: Of all of it.
-    """
-
-    name: str
-    num_bytes: int
-
-    def __post_init__(self) -> None:
-        if not self.name.isascii() or not 0 < len(self.name) <= MAX_PART_NAME:
-            raise ValueError(f"a part named {self.name!r}")
 
 
 Item = PageItem | SnapshotItem | PartItem

@@ -1,12 +1,16 @@
 """Drafters that read rows of the model: the same answers, the same drafts after a restore."""
 
+from contextlib import contextmanager
+
 import pytest
 import torch
 
+from ragflash.engine.cache import CacheTier
 from ragflash.engine.request import DraftMode
 from ragflash.engine.row_drafters import DrafterOptions
 from ragflash.errors import InputError, SettingInvalid
 from ragflash.models.decoder import Decoder
+from ragflash.sessions import FolderArchive, SessionFolder, SessionLimits
 from ragflash.speculative.dflash import DFlashDrafter
 from ragflash.speculative.mtp import MtpDrafter
 from tests.engine.drafted import (
@@ -20,6 +24,17 @@ from tests.engine.drafted import (
     write_with_mtp,
 )
 from tests.models.forwards import batch_of, load, poisoned_pages
+
+
+@contextmanager
+def archive_in(path):
+    folder = SessionFolder.open(path, SessionLimits(quota_bytes=1 << 30, min_free_bytes=0))
+    archive = FolderArchive(folder)
+    try:
+        yield archive
+    finally:
+        archive.close()
+        folder.close()
 
 
 @pytest.fixture(scope="module")
@@ -106,6 +121,51 @@ def test_drafts_after_a_restore_are_those_of_a_cold_prompt(files, mode, options)
     assert cold.usage.cached_tokens == 0 < warm.usage.cached_tokens
     assert (told(warm), counted(warm)) == (told(cold), counted(cold))
     assert warm.timings.draft_n > 0
+
+
+@pytest.mark.parametrize("mode", [DraftMode.MTP, DraftMode.DFLASH])
+def test_drafts_after_a_restart_are_those_before_it(files, mode, tmp_path):
+    own = DrafterOptions(file=files("drafter"))
+    options = {"drafts": True, "row_drafters": own, "kv_format": "q8_0", "grid_tokens": 256}
+    with archive_in(tmp_path) as archive, start(files("mtp"), archive=archive, **options) as engine:
+        cold = ask(engine, "What?", draft=mode, max_tokens=40)
+    with archive_in(tmp_path) as archive, start(files("mtp"), archive=archive, **options) as engine:
+        warm = ask(engine, "What?", draft=mode, max_tokens=40)
+        ask(engine, "How often?", draft=mode)
+    assert cold.usage.cached_tokens == 0 < warm.usage.cached_tokens
+    assert warm.tier is CacheTier.FILE
+    assert (told(warm), counted(warm)) == (told(cold), counted(cold))
+    assert warm.timings.draft_n > 0
+
+
+def test_files_of_another_engine_are_used_without_their_parts(files, tmp_path):
+    """Written without drafters, they have none; with others, theirs are of no use."""
+    path = files("mtp")
+    with archive_in(tmp_path) as archive, start(path, archive=archive) as engine:
+        plain = ask(engine, "What?")
+    own = DrafterOptions(file=files("drafter"))
+    found = {}
+    for mode in (DraftMode.MTP, DraftMode.DFLASH):
+        with (
+            archive_in(tmp_path) as archive,
+            start(path, archive=archive, drafts=True, row_drafters=own) as engine,
+        ):
+            found[mode] = ask(engine, "What?", draft=mode)
+    assert all(one.tier is CacheTier.FILE for one in found.values())
+    assert all(told(one) == told(plain) for one in found.values())
+    assert found[DraftMode.MTP].timings.draft_n == 0
+    assert dict(found[DraftMode.MTP].timings.idle_steps).keys() == {"no_context"}
+    assert found[DraftMode.DFLASH].timings.draft_n > 0
+
+
+def test_a_state_that_nobody_understands_costs_drafts_alone(files):
+    with start(files("mtp"), drafts=True) as engine:
+        plain = ask(engine, "What?", draft=DraftMode.OFF)
+        for segment in engine._worker._core._store.stored():
+            segment.parts.update(mtp=b"of another version")
+        found = ask(engine, "What?", draft=DraftMode.MTP)
+    assert told(found) == told(plain)
+    assert dict(found.timings.idle_steps).keys() == {"no_context"}
 
 
 def test_pages_without_the_blocks_keys_are_not_drafted_behind(files):
