@@ -12,7 +12,7 @@ import numpy as np
 
 from ragflash.engine.constrain.mask import TokenMask, allow
 from ragflash.engine.constrain.source_text import SourceText
-from ragflash.engine.constrain.spelling import NONE, Places, Text, Tokens
+from ragflash.engine.constrain.spelling import NONE, Places, Text
 from ragflash.engine.constrain.words import Flags
 
 
@@ -70,6 +70,31 @@ class QuoteProgram:
         """Places before which a quote may end, ascending."""
         return np.flatnonzero(self.is_end)
 
+    def may_end(self, at: int, place: int) -> bool:
+        """Whether a quote from a start may end before a place."""
+        is_enough = place >= self.soonest[at] or place == self.cell_end[at]
+        return bool(place == self.latest[at] or (is_enough and self.is_end[place]))
+
+    def next_end(self, at: int, place: int) -> int:
+        """Return the first permitted end behind a place, of a quote that goes on there."""
+        index = int(np.searchsorted(self.ends, max(place + 1, int(self.soonest[at]))))
+        found: list[int] = [int(self.latest[at]), *self.ends[index : index + 1].tolist()]
+        cell_end = int(self.cell_end[at])
+        return min([*found, cell_end] if cell_end > place else found)
+
+    def own_tokens(self, at: int, place: int) -> tuple[int, ...]:
+        """Return the prompt's tokens from a place to the next end, but none that reaches over it.
+
+        Empty where no token of the prompt begins.
+        """
+        own = self.text.own[place : self.next_end(at, place)]
+        if not len(own) or own[0] == NONE:
+            return ()
+        begins = np.flatnonzero(own != NONE)
+        ids = own[begins]
+        fits = begins + self.text.spellings.length[ids] <= len(own)
+        return tuple(ids[fits].tolist())
+
 
 @dataclass(frozen=True, slots=True)
 class QuoteState:
@@ -82,11 +107,15 @@ class QuoteState:
     @property
     def can_end(self) -> bool:
         """Whether a permitted end is reached."""
+        if (single := self._single()) is not None:
+            return self.num_bytes > 0 and self.program.may_end(*single)
         return self.num_bytes > 0 and bool(self._may_end(self.live, self._places(self.live)).any())
 
     @property
     def is_done(self) -> bool:
         """Whether the source or the limit leaves no continuation."""
+        if (single := self._single()) is not None:
+            return single[1] >= int(self.program.latest[single[0]])
         return not bool((self._places(self.live) < self.program.latest[self.live]).any())
 
     @property
@@ -100,10 +129,10 @@ class QuoteState:
 
     def find_mask(self) -> TokenMask:
         """Compute `mask`."""
-        live, places, room = self._going()
-        forced = self._forced(live, places, room)
-        if forced != NONE:
-            return allow(np.array([forced], dtype=np.int64))
+        forced = self._forced()
+        if forced:
+            return allow(np.array(forced[:1], dtype=np.int64))
+        _, places, room = self._going()
         spellings = self.program.text.spellings
         longest = self.program.text.longest(places)
         while (is_over := spellings.length[longest] > room).any():  # a byte always fits
@@ -111,7 +140,10 @@ class QuoteState:
         return TokenMask(spellings.all_from(longest), is_allow=True)
 
     def forced(self) -> tuple[int, ...]:
-        """Return the one token that may come next, if there is no other."""
+        """Return what comes next in any case: the prompt's own tokens, or the one permitted."""
+        own = self._forced()
+        if own:
+            return own
         only = self.mask().only
         return () if only is None else (only,)
 
@@ -119,9 +151,8 @@ class QuoteState:
         """Tell whether `mask` has a token."""
         if self.num_bytes == 0:
             return self.program.first_mask.permits(token_id)
-        if not len(self._followed(token_id)):
-            return False
-        return self._forced(*self._going()) in {NONE, token_id}
+        forced = self._forced()
+        return token_id == forced[0] if forced else bool(len(self._followed(token_id)))
 
     def step(self, token_id: int) -> "QuoteState":
         """Keep the places where a token goes on."""
@@ -145,6 +176,13 @@ class QuoteState:
     def _source_quote(self, at: int, end: int) -> SourceQuote:
         return SourceQuote(*self.program.text.source_range(int(self.program.start[at]), end))
 
+    def _single(self) -> tuple[int, int] | None:
+        """Return the start and the place, if there is one alone."""
+        if len(self.live) != 1:
+            return None
+        at = int(self.live[0])
+        return at, int(self.program.start[at]) + self.num_bytes
+
     def _places(self, live: Places) -> Places:
         places: Places = self.program.start[live] + self.num_bytes
         return places
@@ -162,27 +200,34 @@ class QuoteState:
         may_end: Flags = (program.is_end[places] & is_enough) | (places == program.latest[live])
         return may_end
 
-    def _forced(self, live: Places, places: Places, room: Places) -> int:
-        """Return the prompt's own token where all places go on with it, else `NONE`.
+    def _forced(self) -> tuple[int, ...]:
+        """Return the prompt's own tokens where all places go on with them.
 
         A token that reaches over an end, or into what may not be quoted, is not forced.
         """
-        own: Tokens = self.program.text.own
+        if (single := self._single()) is not None:
+            return self.program.own_tokens(*single)
+        live, places, room = self._going()
+        own = self.program.text.own
         token_id = int(own[places[0]])
         if token_id == NONE or not (own[places] == token_id).all():
-            return NONE
+            return ()
         length = int(self.program.text.spellings.length[token_id])
         if int(room.min()) < length:
-            return NONE
-        if any(self._may_end(live, places + ahead).any() for ahead in range(1, length)):
-            return NONE
-        return token_id
+            return ()
+        is_over = any(self._may_end(live, places + ahead).any() for ahead in range(1, length))
+        return () if is_over else (token_id,)
 
     def _followed(self, token_id: int) -> Places:
         """Return what of `live` goes on with a token."""
         program, spelled = self.program, self.program.text.spellings.token_bytes[token_id]
         if not spelled:
             return self.live[:0]
+        if self.num_bytes > 0 and (single := self._single()) is not None:
+            at, place = single
+            end = place + len(spelled)
+            goes_on = end <= program.latest[at] and program.text.stored[place:end] == spelled
+            return self.live if goes_on else self.live[:0]
         live = self.live
         if self.num_bytes == 0:  # of all starts, at once those of one byte
             live = np.flatnonzero(program.first_bytes == spelled[0])

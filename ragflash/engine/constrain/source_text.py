@@ -59,6 +59,11 @@ class SourceText:
     spellings: Spellings
 
     @cached_property
+    def stored(self) -> bytes:
+        """The text of all runs as bytes."""
+        return self.text.encode()
+
+    @cached_property
     def words(self) -> Words:
         """Where words and cells begin and end."""
         return Words.of(self.text)
