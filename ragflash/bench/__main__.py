@@ -2,18 +2,23 @@
 
 `gpu` does what `ragflash bench gpu` does and `kv` what `ragflash model check` does; these import
 the libraries of the server too. `sessions` is `ragflash bench sessions` for a card, with a document
-as long as a context and fewer restarts; it needs xxhash and sqlite-utils besides.
+as long as a context and fewer restarts; it needs xxhash and sqlite-utils besides. `drafting` is
+`ragflash bench drafting`.
 """
 
 import argparse
+import gc
+import json
 import logging
 import sys
 import tempfile
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, closing
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ragflash.bench import gpu, kv_quality, record
+import torch
+
+from ragflash.bench import draft_steps, drafting, gpu, kv_quality, record
 from ragflash.bench.gpu_session import ROOM_TOKENS
 from ragflash.bench.provenance import provenance
 from ragflash.engine.build import start_engine
@@ -26,7 +31,12 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger("ragflash.bench")
 _GIB = 1 << 30
-_COMMANDS = {"gpu": "bench gpu", "kv": "model check", "sessions": "bench sessions"}
+_COMMANDS = {
+    "gpu": "bench gpu",
+    "kv": "model check",
+    "sessions": "bench sessions",
+    "drafting": "bench drafting",
+}
 
 
 def main() -> None:
@@ -41,10 +51,13 @@ def main() -> None:
     parser.add_argument("--vram", type=float, help="GiB")
     parser.add_argument("--kv", default="tq3_0")
     parser.add_argument("--ctx", type=int, action="append", help="of `kv`; repeatable")
-    parser.add_argument("--text", type=Path, help="of `kv`: prose")
+    parser.add_argument("--text", type=Path, help="prose, of `kv` and `drafting`")
     parser.add_argument("--tokens", type=int, default=138_696, help="of `sessions`: a document's")
     parser.add_argument("--short", type=int, default=4096, help="of `sessions`: short documents'")
     parser.add_argument("--restarts", type=int, default=2, help="of `sessions`: warm, and cold")
+    parser.add_argument("--large", type=Path, help="of `drafting`: a large model, for its steps")
+    parser.add_argument("--depth", type=int, action="append", help="of `--large`; repeatable")
+    parser.add_argument("--beside", type=Path, help="of `drafting`: result of another device")
     parser.add_argument("--folder", type=Path, help="of `sessions`: on the disk that is meant")
     parser.add_argument("--commit", default="", help="of the files, where they are a copy")
     parser.add_argument("--out", type=Path, required=True)
@@ -53,7 +66,8 @@ def main() -> None:
     command = " ".join(["ragflash", _COMMANDS[given.name], *sys.argv[2:]])
     begun = provenance() | {"command": command}
     begun["commit"] = given.commit or begun["commit"]
-    {"gpu": _time, "kv": _check, "sessions": _restart}[given.name](given, begun)
+    run = {"gpu": _time, "kv": _check, "sessions": _restart, "drafting": _draft}[given.name]
+    run(given, begun)
 
 
 def _time(given: argparse.Namespace, begun: dict[str, object]) -> None:
@@ -126,6 +140,36 @@ def _restart(given: argparse.Namespace, begun: dict[str, object]) -> None:
     record.write(given.out, result)
     for name, one in result["summary"].items():
         _log.info("%s %s", name, {key: one[key] for key in ("median", "min", "max")})
+
+
+def _draft(given: argparse.Namespace, begun: dict[str, object]) -> None:
+    steps = {}
+    if given.large is not None:
+        steps = draft_steps.measure(
+            given.large,
+            _tell,
+            device=given.device,
+            vram_bytes=_vram_bytes(given),
+            kv_format=given.kv,
+            depths=given.depth or draft_steps.DEPTHS,
+        )
+        gc.collect()
+        if torch.cuda.is_available():
+            torch.cuda.empty_cache()
+    client = start_engine(given.model, device=given.device, max_slots=1, drafts=True)
+    with closing(client):
+        measurement = drafting.measure(
+            client,
+            given.text.read_text(encoding="utf-8"),
+            drafting.sizes_for(client, quick=given.quick),
+            _tell,
+            beside=given.beside and json.loads(given.beside.read_text(encoding="utf-8")),
+            more=steps,
+        )
+    result = record.build("drafting", begun, measurement)
+    record.write(given.out, result)
+    for name, one in result["summary"].items():
+        _log.info("%s %s", name, {key: one[key] for key in ("median", "ratio") if key in one})
 
 
 def _vram_bytes(given: argparse.Namespace) -> int | None:

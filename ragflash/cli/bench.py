@@ -1,23 +1,23 @@
 """The `bench` commands: measure, show the summary, keep the result file.
 
 A benchmark is a module of `ragflash.bench` with a `measure` function, and a command here that
-calls it through `_run`.
+calls it through `run_bench`.
 """
 
+import json
 import os
 import tempfile
 import time
 from collections.abc import Callable
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, closing
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 import typer
-from rich.table import Table
 
 from ragflash.bench import record
-from ragflash.bench.provenance import provenance
 from ragflash.cli import parts
+from ragflash.cli.bench_run import run_bench, run_kept
 from ragflash.cli.demo import GUIDE, GUIDE_QUESTIONS, MANUAL
 from ragflash.cli.options import (
     CtxOption,
@@ -36,6 +36,8 @@ from ragflash.samples import sample_path
 from ragflash.settings import load_settings
 
 app = typer.Typer(help="Measure speed on this machine.", no_args_is_help=True)
+
+_PROSE = "GPL-3.txt"
 
 WeightForm = Literal["dense", "packed"]
 OutOption = Annotated[
@@ -66,7 +68,7 @@ def ingest(
                 path, parts.make_embedder(load_settings()), Path(folder), runs, track
             )
 
-    _run("ingest", run, out=out, as_json=as_json)
+    run_bench("ingest", run, out=out, as_json=as_json)
 
 
 @app.command()
@@ -87,7 +89,7 @@ def search(
         with tempfile.TemporaryDirectory(prefix="ragflash-bench-") as folder:
             return bench.measure(Path(folder), documents, queries, track)
 
-    _run("search", run, out=out, as_json=as_json)
+    run_bench("search", run, out=out, as_json=as_json)
 
 
 @app.command()
@@ -114,7 +116,7 @@ def ask(
                     library, client, sample_path(GUIDE), GUIDE_QUESTIONS[0], runs, track
                 )
 
-    _run("ask", run, out=out, as_json=as_json)
+    run_bench("ask", run, out=out, as_json=as_json)
 
 
 @app.command()
@@ -165,7 +167,7 @@ def sessions(
             )
             return bench.measure(start, path, sizes, track)
 
-    _run("sessions", run, out=out, as_json=as_json)
+    run_bench("sessions", run, out=out, as_json=as_json)
 
 
 @app.command()
@@ -191,7 +193,7 @@ def lookup(
             track,
         )
 
-    _run("lookup", run, out=out, as_json=as_json)
+    run_bench("lookup", run, out=out, as_json=as_json)
 
 
 @app.command()
@@ -213,7 +215,46 @@ def quotes(
         path = parts.model_path(load_settings(model=model))
         return bench.measure(documents, path, bench.Sizes(runs=runs), track)
 
-    _run("quotes", run, out=out, as_json=as_json)
+    run_bench("quotes", run, out=out, as_json=as_json)
+
+
+@app.command()
+def drafting(
+    *,
+    quick: Annotated[bool, typer.Option("--quick", help="Two tasks, one short document.")] = False,
+    text: Annotated[
+        Path | None, typer.Option(help="Plain prose that is asked about; the GPL if left out.")
+    ] = None,
+    large: Annotated[
+        Path | None, typer.Option(help="A large model whose steps are timed besides, on a card.")
+    ] = None,
+    beside: Annotated[
+        Path | None, typer.Option(help="Result of another device, to be kept in this one.")
+    ] = None,
+    model: ModelOption = None,
+    device: DeviceOption = None,
+    out: OutOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Time six tasks with drafts from each source and without, alternately."""
+
+    def run(track: Tracker) -> record.Measurement:
+        from ragflash.bench import draft_steps  # noqa: PLC0415  (imports torch: seconds)
+        from ragflash.bench import drafting as bench  # noqa: PLC0415
+
+        settings = load_settings(model=model, device=device, max_slots=1, draft="auto")
+        steps = draft_steps.measure(large, track, device=settings.device) if large else {}
+        with closing(parts.start_model(settings)) as client:
+            return bench.measure(
+                client,
+                (text or sample_path(MANUAL).with_name(_PROSE)).read_text(encoding="utf-8"),
+                bench.sizes_for(client, quick=quick),
+                track,
+                beside=json.loads(beside.read_text(encoding="utf-8")) if beside else None,
+                more=steps,
+            )
+
+    run_bench("drafting", run, out=out, as_json=as_json)
 
 
 @app.command()
@@ -246,7 +287,7 @@ def cpu(
 
     from ragflash.bench import peer  # noqa: PLC0415  (numpy)
 
-    _run("cpu", run, out=out, as_json=as_json)
+    run_bench("cpu", run, out=out, as_json=as_json)
     if not as_json and not peer.is_installed():
         typer.echo(f"for ratios to llama.cpp: pip install {peer.PACKAGE}", err=True)
 
@@ -292,7 +333,7 @@ def gpu(
         )
         return bench.measure(plan, track, keep)
 
-    _run_kept("gpu", run, out=out, as_json=as_json, commit=commit)
+    run_kept("gpu", run, out=out, as_json=as_json, commit=commit)
 
 
 @app.command()
@@ -330,55 +371,3 @@ def make_model(
         output.result(
             {"path": str(path), "bytes": num_bytes, "tensors": len(made.tensors), "seed": seed}
         )
-
-
-def _run(
-    name: str,
-    measure: Callable[[Tracker], record.Measurement],
-    *,
-    out: Path | None,
-    as_json: bool,
-) -> None:
-    _run_kept(name, lambda track, _: measure(track), out=out, as_json=as_json)
-
-
-def _run_kept(
-    name: str,
-    measure: Callable[[Tracker, Callable[[record.Measurement], None]], record.Measurement],
-    *,
-    out: Path | None,
-    as_json: bool,
-    commit: str = "",
-) -> None:
-    """Run a benchmark that hands over what it has before it ends, in case it never does."""
-    with Output(as_json=as_json) as output:
-        begun = provenance()
-        begun["commit"] = commit or begun["commit"]
-
-        def keep(measurement: record.Measurement) -> None:
-            if out is not None:
-                record.write(out, record.build(name, begun, measurement))
-
-        with output.progress() as track:
-            measurement = measure(track, keep)
-        keep(measurement)
-        result = record.build(name, begun, measurement)
-        output.show(_table(result["summary"]))
-        output.result(result)
-        if out is not None:
-            output.say(f"\nwritten to {out}")
-
-
-def _table(summary: dict[str, dict[str, Any]]) -> Table:
-    table = Table("figure", "unit", "n", "median", "p90", "min", "max", "ratio", box=None)
-    for name, figures in summary.items():
-        numbers = [f"{figures[key]:.4g}" for key in ("median", "p90", "min", "max")]
-        table.add_row(name, figures["unit"], str(figures["n"]), *numbers, _ratio(figures))
-    return table
-
-
-def _ratio(figures: dict[str, Any]) -> str:
-    if "ratio" not in figures:
-        return ""
-    ratio = figures["ratio"]
-    return f"{ratio['median']:.3g} ({ratio['low']:.3g}–{ratio['high']:.3g}) × {ratio['to']}"
