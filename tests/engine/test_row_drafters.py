@@ -62,8 +62,9 @@ def test_answers_are_the_same_with_multi_token_prediction(files, options):
         expected = [told(ask(plain, **request)) for request in REQUESTS]
     with start(files("mtp"), drafts=True, **options) as engine:
         for mode in (DraftMode.MTP, DraftMode.AUTO):
-            found = [ask(engine, draft=mode, **request) for request in REQUESTS]
-            assert [*map(told, found)] == expected
+            requests = REQUESTS[:2] if mode is DraftMode.AUTO else REQUESTS
+            found = [ask(engine, draft=mode, **request) for request in requests]
+            assert [*map(told, found)] == expected[: len(found)]
             if mode is DraftMode.MTP:
                 assert {count.source for one in found for count in one.timings.drafts} == {"mtp"}
 
@@ -76,8 +77,9 @@ def test_answers_are_the_same_with_dflash(files, name):
         files(name), drafts=True, row_drafters=DrafterOptions(file=files("drafter"))
     ) as engine:
         for mode in (DraftMode.DFLASH, DraftMode.TREE, DraftMode.AUTO):
-            found = [ask(engine, draft=mode, **request) for request in REQUESTS]
-            assert [*map(told, found)] == expected
+            requests = REQUESTS[:2] if mode is DraftMode.AUTO else REQUESTS
+            found = [ask(engine, draft=mode, **request) for request in requests]
+            assert [*map(told, found)] == expected[: len(found)]
             sources = {count.source for one in found for count in one.timings.drafts}
             if mode is DraftMode.DFLASH:
                 assert sources == {"dflash"}
@@ -109,15 +111,21 @@ def test_all_is_accepted_of_a_drafter_that_is_right(files):
     assert auto.timings.draft_n_accepted > 100
 
 
-@pytest.mark.parametrize("mode", [DraftMode.MTP, DraftMode.DFLASH])
-@pytest.mark.parametrize("options", [{}, {"kv_format": "q8_0", "grid_tokens": 256}])
+@pytest.mark.parametrize(
+    ("mode", "options"),
+    [
+        (DraftMode.MTP, {}),
+        (DraftMode.MTP, {"kv_format": "q8_0", "grid_tokens": 256}),
+        (DraftMode.DFLASH, {}),
+    ],
+)
 def test_drafts_after_a_restore_are_those_of_a_cold_prompt(files, mode, options):
     with start(
         files("mtp"), drafts=True, row_drafters=DrafterOptions(file=files("drafter")), **options
     ) as engine:
-        cold = ask(engine, "What?", draft=mode, cache=False, max_tokens=60)
+        cold = ask(engine, "What?", draft=mode, cache=False, max_tokens=30)
         ask(engine, "How often?", draft=DraftMode.OFF)  # it leaves the document
-        warm = ask(engine, "What?", draft=mode, max_tokens=60)
+        warm = ask(engine, "What?", draft=mode, max_tokens=30)
     assert cold.usage.cached_tokens == 0 < warm.usage.cached_tokens
     assert (told(warm), counted(warm)) == (told(cold), counted(cold))
     assert warm.timings.draft_n > 0
@@ -128,9 +136,9 @@ def test_drafts_after_a_restart_are_those_before_it(files, mode, tmp_path):
     own = DrafterOptions(file=files("drafter"))
     options = {"drafts": True, "row_drafters": own, "kv_format": "q8_0", "grid_tokens": 256}
     with archive_in(tmp_path) as archive, start(files("mtp"), archive=archive, **options) as engine:
-        cold = ask(engine, "What?", draft=mode, max_tokens=40)
+        cold = ask(engine, "What?", draft=mode, max_tokens=30)
     with archive_in(tmp_path) as archive, start(files("mtp"), archive=archive, **options) as engine:
-        warm = ask(engine, "What?", draft=mode, max_tokens=40)
+        warm = ask(engine, "What?", draft=mode, max_tokens=30)
         ask(engine, "How often?", draft=mode)
     assert cold.usage.cached_tokens == 0 < warm.usage.cached_tokens
     assert warm.tier is CacheTier.FILE
@@ -139,10 +147,13 @@ def test_drafts_after_a_restart_are_those_before_it(files, mode, tmp_path):
 
 
 def test_files_of_another_engine_are_used_without_their_parts(files, tmp_path):
-    """Written without drafters, they have none; with others, theirs are of no use."""
-    path = files("mtp")
-    with archive_in(tmp_path) as archive, start(path, archive=archive) as engine:
-        plain = ask(engine, "What?")
+    """Written without the block, they have none of its; another drafter's is of no use."""
+    path, other = files("mtp"), DrafterOptions(mtp=False, file=files("drafter", is_right=True))
+    with (
+        archive_in(tmp_path) as archive,
+        start(path, archive=archive, drafts=True, row_drafters=other) as engine,
+    ):
+        plain = ask(engine, "What?", draft=DraftMode.OFF)
     own = DrafterOptions(file=files("drafter"))
     found = {}
     for mode in (DraftMode.MTP, DraftMode.DFLASH):

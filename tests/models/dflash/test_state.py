@@ -3,7 +3,8 @@
 import pytest
 import torch
 
-from ragflash.models.dflash import Candidates, DraftSequence, load_drafter
+from ragflash.gguf.reader import content_hash
+from ragflash.models.dflash import Candidates, DraftSequence, drafter_hash, load_drafter
 from tests.models.dflash.drafters import (
     BLOCK,
     load_toy,
@@ -107,3 +108,14 @@ def test_bfloat16_drafts_nearly_the_same(toy, tmp_path):
         for dtype in (torch.bfloat16, torch.float32)
     )
     assert (found.log_probs[:, 0] - expected.log_probs[:, 0]).abs().max() < 0.3
+
+
+def test_a_drafter_is_known_by_all_its_files(toy, tmp_path):
+    one, same, other = (write_folder(toy, tmp_path / name) for name in ("one", "same", "other"))
+    config = other / "config.json"
+    config.write_text(config.read_text().replace('"sliding_window": 8', '"sliding_window": 9'))
+    assert drafter_hash(one) == drafter_hash(same) != drafter_hash(other)
+    weights = same / "model-2.safetensors"
+    weights.write_bytes(weights.read_bytes() + b" ")
+    assert drafter_hash(one) != drafter_hash(same)
+    assert drafter_hash(weights) == content_hash(weights)
