@@ -34,14 +34,18 @@ LENGTHS = (188, 189, 400, 444, 445, 700, 790)
 
 
 class KillingDisk(Disk):
-    """Ends the process, as `kill -9` does, in the middle of a write."""
+    """Ends the process, as `kill -9` does, in the middle of a write: when none is `left`."""
 
     def __init__(self, at: int) -> None:
-        self._left = at
+        self.left = at
+
+    def arm(self, at: int) -> None:
+        """Let the process end at that write from now on."""
+        self.left = at
 
     def write(self, descriptor: int, data: Buffer, offset: int) -> None:
-        self._left -= 1
-        if self._left == 0:
+        self.left -= 1
+        if self.left == 0:
             os.pwrite(descriptor, memoryview(data)[: len(data) // 2], offset)
             os.kill(os.getpid(), signal.SIGKILL)
         super().write(descriptor, data, offset)
@@ -89,14 +93,15 @@ def ask(engine: EngineClient, number: int, question: str, **options: Any) -> Fin
     return asyncio.run(engine.complete(request))
 
 
-def told(engine: EngineClient, number: int, *, cache: bool = True) -> dict[str, Any]:
+def told(engine: EngineClient, number: int, **options: Any) -> dict[str, Any]:
     """Ask, and tell the answer, bit by bit, and what the model computed for it."""
     rows = engine.stats().forward_rows
-    found = ask(engine, number, "How often?", cache=cache)
+    found = ask(engine, number, "How often?", **options)
     return {
         "tokens": [*found.token_ids],
         "logprobs": [repr(token) for token in found.logprobs],
         "tier": str(found.tier),
+        "miss_reason": found.miss_reason and str(found.miss_reason),
         "computed": found.usage.prompt_tokens - found.usage.cached_tokens,
         "cached": found.usage.cached_tokens,
         "rows": engine.stats().forward_rows - rows,
