@@ -94,13 +94,14 @@ class _Offer:
 
 @dataclass(frozen=True, slots=True)
 class _Step:
-    """A step under way."""
+    """A step under way, of which `draft_ms` were taken by a source that costs time."""
 
     began_at: float
     history: int
     pending: int
     kind: DraftKind | None
     width: int
+    draft_ms: float
 
 
 class AdaptiveDrafter:
@@ -130,12 +131,13 @@ class AdaptiveDrafter:
         self._standings: dict[DraftKind, _Standing] = {}
         self._step: _Step | None = None
         self._num_held = self._num_empty = 0
-        self._passed_ms = self._lost_ms = 0.0
+        self._passed_ms = self._lost_ms = self._draft_ms = 0.0
 
     def propose(self, history: Sequence[int], budget: int) -> Draft:
         """See `Drafter`; an empty draft has the reason, one of `Idle`."""
         now = self._clock()
         pending = self._end_step(now, len(history))
+        self._draft_ms = 0.0
         ready = [source for source in self._sources if source.is_ready(len(history))]
         offers = [self._offer(source, history, budget, pending) for source in ready]
         best = max((offer for offer in offers if offer), key=lambda offer: offer.gain, default=None)
@@ -149,7 +151,7 @@ class AdaptiveDrafter:
         if self._num_empty > LULL_STEPS:
             draft = replace(draft, goes_on=True)
         kind = best.kind if best and len(draft) else None
-        self._step = _Step(now, len(history), pending, kind, len(draft))
+        self._step = _Step(now, len(history), pending, kind, len(draft), self._draft_ms)
         self._num_held = 0
         return draft
 
@@ -189,7 +191,7 @@ class AdaptiveDrafter:
         if step is None:
             return 1
         ms = 1000 * (now - step.began_at)
-        self._costs.observe(step.pending + step.width, step.history, ms)
+        self._costs.observe(step.pending + step.width, step.history, ms - step.draft_ms)
         self._passed_ms += ms
         num_chosen = self._num_held + 1
         if step.width:
@@ -248,7 +250,7 @@ class AdaptiveDrafter:
             return offer.draft.first(offer.width)
         began_at = self._clock()
         draft = offer.source.drafter.propose(history, min(offer.width, budget))
-        ms = 1000 * (self._clock() - began_at)
+        ms = self._draft_ms = 1000 * (self._clock() - began_at)
         share = _NEWEST_SHARE if standing.draft_ms else 1.0
         standing.draft_ms += share * (ms - standing.draft_ms)
         return draft

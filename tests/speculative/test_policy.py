@@ -287,3 +287,12 @@ def test_a_source_is_asked_for_no_more_than_it_can_give():
     drafter, kind = Always(num_tokens=4, source="mtp"), DraftKind("mtp")
     world.run([Source(drafter, lambda: kind, is_free=False, most_tokens=4)], 40)
     assert set(world.widths[20:]) == {4}
+
+
+def test_what_drafting_takes_is_not_taken_for_a_slower_model():
+    """Else wide drafts that are looked up would look dear, too."""
+    world = World(FLAT, lambda step, position: True)
+    neural = world.source(DraftKind("dflash"), num_tokens=15, draft_ms=6.0)
+    world.run([neural], 200, budget=15)
+    assert set(world.widths[20:]) == {15}
+    assert world.table.step_ms(16, 0) == pytest.approx(FLAT[16], rel=0.01)
