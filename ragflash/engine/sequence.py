@@ -273,7 +273,7 @@ class Sequence:
 
     def finish(self, reason: FinishReason) -> tuple[Event, ...]:
         """End the request well; return its last events."""
-        self.phase = Phase.FINISHED
+        self._end()
         output = self.output
         scored = Scored(self.id, tuple(self.logprobs), tuple(map(len, self.job.targets)))
         finished = Finished(
@@ -294,8 +294,12 @@ class Sequence:
 
     def fail(self, error: RagflashError) -> tuple[Event, ...]:
         """End the request by an error; return its last event."""
-        self.phase = Phase.FINISHED
+        self._end()
         return (Failed(self.id, error),)
+
+    def _end(self) -> None:
+        self.phase = Phase.FINISHED
+        self.drafter, self.row_drafters = None, {}  # they may hold on to it, and to much memory
 
     def _mark_time(self) -> None:
         now = time.perf_counter()

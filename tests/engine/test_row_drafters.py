@@ -1,5 +1,7 @@
 """Drafters that read rows of the model: the same answers, the same drafts after a restore."""
 
+import gc
+import weakref
 from contextlib import contextmanager
 
 import pytest
@@ -7,7 +9,7 @@ import torch
 
 from ragflash.engine.cache import CacheTier
 from ragflash.engine.request import DraftMode
-from ragflash.engine.row_drafters import DrafterOptions
+from ragflash.engine.row_drafters import DrafterOptions, RowDrafting
 from ragflash.errors import InputError, SettingInvalid
 from ragflash.models.decoder import Decoder
 from ragflash.sessions import FolderArchive, SessionFolder, SessionLimits
@@ -218,6 +220,26 @@ def test_drafters_are_told_the_rows_of_the_whole_text(files, drafter, monkeypatc
     expected = model.parts.norm(whole.stream) if drafter is MtpDrafter else whole.taps
     rows = torch.stack([row for _, row in seen.values()])
     torch.testing.assert_close(rows, expected, rtol=0, atol=1e-3)
+
+
+def test_nothing_of_a_request_outlives_it(files, monkeypatch):
+    """A drafter may hold tens of megabytes, so it must not wait for the garbage collector."""
+    made, drafters = [], RowDrafting.drafters
+
+    def noting(self, sequence):
+        made.append(weakref.ref(sequence))
+        return drafters(self, sequence)
+
+    monkeypatch.setattr(RowDrafting, "drafters", noting)
+    gc.collect()
+    gc.disable()
+    try:
+        with start(files("mtp"), drafts=True) as engine:
+            for _ in range(2):
+                ask(engine, draft=DraftMode.AUTO, max_tokens=4)
+            assert made[0]() is None
+    finally:
+        gc.enable()
 
 
 def test_what_cannot_be_had_is_refused_by_name(files):
