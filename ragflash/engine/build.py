@@ -94,7 +94,7 @@ def start_engine(
     arithmetic = (f"exact {exact}",) if is_card else (_cpu(), f"{threads} threads")
     core = _core(loaded, info, turns, arithmetic, archive, told)
     prepare = partial(_prepare, loaded.placed, drafting, verify_rows, threads)
-    worker = Worker(core, max_in_flight=max_slots + queue_size, prepare=prepare)
+    worker = Worker(core, max_in_flight=max_slots + queue_size, prepare=prepare).awaited()
     return EngineClient(worker, loaded.tokenizer, loaded.template, info, drafting)
 
 

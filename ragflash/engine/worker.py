@@ -11,6 +11,7 @@ import threading
 from collections.abc import Callable
 from concurrent.futures import Future
 from dataclasses import dataclass, replace
+from typing import Self
 
 from ragflash.engine.core import EngineCore
 from ragflash.engine.job import Job
@@ -77,6 +78,15 @@ class Worker:
     def stats(self) -> EngineStats:
         """Look at the engine, from any thread."""
         return self._core.stats(self._inbox.qsize())
+
+    def awaited(self) -> Self:
+        """Return the worker once it serves; blocks for what it does first.
+
+        Raises:
+            EngineDead: That failed.
+        """
+        self.stored_bytes().result()
+        return self
 
     def submit(self, job: Job) -> None:
         """Hand a job over; its events come from the worker thread.

@@ -2,6 +2,7 @@
 
 import asyncio
 import threading
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
@@ -12,6 +13,7 @@ from ragflash.engine.request import (
     Finished,
     ScoreRequest,
 )
+from ragflash.engine.worker import Worker
 from ragflash.errors import EngineDead, EngineOverloaded, GenerationCancelled, InputError
 from tests.engine.harness import toy_engine
 from tests.engine.toys import ToyModel, ask, byte_tokenizer, document, random_logits
@@ -215,3 +217,31 @@ def test_what_the_engine_fails_at_as_it_is_handed_over_is_told_of_it():
         engine.store.drop_source = fails
         with pytest.raises(EngineDead, match="ValueError: no"):
             engine.worker.drop_source("d").result(timeout=30)
+
+
+def test_a_worker_is_awaited_until_it_has_prepared_itself():
+    began, may_go_on = threading.Event(), threading.Event()
+
+    def prepare():
+        began.set()
+        may_go_on.wait()
+
+    with toy_engine(random_model(), TOKENIZER) as engine:
+        worker = Worker(engine.core, max_in_flight=1, prepare=prepare)
+        assert began.wait(10)
+        with ThreadPoolExecutor() as pool:
+            awaited = pool.submit(worker.awaited)
+            assert not awaited.done()
+            may_go_on.set()
+            assert awaited.result(10) is worker
+        worker.close()
+
+
+def test_what_fails_while_preparing_is_told_to_who_waits():
+    def prepare():
+        raise RuntimeError("no plan")
+
+    with toy_engine(random_model(), TOKENIZER) as engine:
+        worker = Worker(engine.core, max_in_flight=1, prepare=prepare)
+        with pytest.raises(EngineDead):
+            worker.awaited()
