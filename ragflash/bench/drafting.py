@@ -1,6 +1,6 @@
 """What drafts are worth: decoding with them and without, by task, document length and source.
 
-A model answers greedily about a document of prose with a list of made-up parts at its end. Every
+A model answers greedily about a document of prose with a list of made-up parts in its middle. Every
 round takes one answer of each kind, in another order, so that they see the same disturbances. A
 document is read once. The policy learns for each task from nothing, its first round included.
 """
@@ -28,8 +28,8 @@ from ragflash.engine.request import (
 from ragflash.errors import EngineError, InputError
 
 TASKS: Mapping[str, str] = {
-    "copy": "Copy the list of parts in stock from the document above, line by line, as it is "
-    "written there, and write nothing else before it or after it.",
+    "copy": "Copy the list of parts in stock from the document above, line by line. Parts in "
+    "stock, copied from the document above, line by line:",
     "quote": "Quote the sentence of the document above that matters most to somebody who wants "
     "to pass the work on, and then explain in your own words what it means.",
     "list": "List the most important things that the document above says, one a line, each of "
@@ -61,7 +61,7 @@ class Sizes:
         rounds: Answers of each kind, 7 or more.
         tasks: Some of `TASKS`.
         question_tokens: Of a context, what is left for the question and the template.
-        list_rows: Parts at the end of the document.
+        list_rows: Parts in the document.
     """
 
     contexts: Sequence[int] = (1024, 4096, 7500)
@@ -69,7 +69,7 @@ class Sizes:
     rounds: int = LEAST_PAIRS
     tasks: Sequence[str] = (*TASKS,)
     question_tokens: int = 160
-    list_rows: int = 12
+    list_rows: int = 14
 
 
 FULL = Sizes()
@@ -155,6 +155,36 @@ def sum_up(
         lowest = min(median_interval(values)[1] for values in ratios.values())
         found["worst_row_ratio"] = Series("times", [lowest])
     return found
+
+
+def markdown(result: Mapping[str, Any]) -> str:
+    """Return the table of a result's rows, with those of another device that it keeps."""
+    lines = [
+        "| device | task | context | copied | drafts | a step | without | tok/s | times |",
+        "|---|---|---|---|---|---|---|---|---|",
+    ]
+    for one in (result, result["parameters"].get("beside")):
+        for row in one["parameters"]["rows"] if one else ():
+            lines += _table_rows(one, row)
+    return "\n".join(lines)
+
+
+def _table_rows(result: Mapping[str, Any], row: Mapping[str, Any]) -> list[str]:
+    lines, summary = [], result["summary"]
+    for mode in SOURCES:
+        of_source = f"{row['task']}_{row['context_tokens']}_{mode}"
+        if f"{of_source}_tok_s" not in summary:
+            continue
+        speed = summary[f"{of_source}_tok_s"]
+        ratio, steps = speed["ratio"], summary[f"{of_source}_tokens_per_step"]
+        plain = summary[ratio["to"]]["median"]
+        lines.append(
+            f"| {result['parameters']['device']} | {row['task']} | {row['context_tokens']:,} "
+            f"| {row['copied_share']:.0%} | `{mode}` | {steps['median']:.2f} | {plain:.1f} "
+            f"| {speed['median']:.1f} "
+            f"| {ratio['median']:.2f} ({ratio['low']:.2f} to {ratio['high']:.2f}) |"
+        )
+    return lines
 
 
 @dataclass
@@ -247,13 +277,15 @@ class _Bench:
         return finished
 
     def _document(self, num_tokens: int) -> str:
-        """Return prose and the list, of about that many tokens."""
+        """Return prose of about that many tokens, with the list between two paragraphs."""
         parts = f"\n\nParts in stock:\n{_part_list(self.sizes.list_rows)}"
         left = num_tokens - len(self.client.tokenize(parts))
         share = left / len(self.client.tokenize(self.prose))
         if share > 1:
             raise EngineError(f"a text of more than {left} tokens is needed")
-        return self.prose[: int(share * len(self.prose))] + parts
+        taken = self.prose[: int(share * len(self.prose))]
+        middle = max(0, taken.rfind("\n\n", 0, len(taken) // 2))
+        return taken[:middle] + parts + taken[middle:]
 
     def _sources(self) -> Sequence[DraftMode]:
         """Return the sources that this engine has, trying each."""

@@ -1,6 +1,7 @@
 """`bench drafting`: on a toy, so that what is timed is known to be what it says."""
 
 import json
+from pathlib import Path
 
 import pytest
 
@@ -11,6 +12,8 @@ from ragflash.errors import EngineError
 from tests.models.families import FAMILIES
 from tests.models.toy_files import TOKENS, write_gguf
 
+ROOT = Path(__file__).parents[2]
+RESULT = ROOT / "docs/results/drafting.json"
 PROSE = "Seals are replaced every year; the pressure is kept at 16 bar. " * 60
 TOY = {"question_tokens": 250, "list_rows": 3}
 SIZES = drafting.Sizes(contexts=(600,), output_tokens=10, tasks=("copy", "free"), **TOY)
@@ -100,3 +103,24 @@ def test_a_document_that_is_too_short_or_not_remembered_ends_it(client):
     sizes = drafting.Sizes(contexts=(600,), tasks=("free",), question_tokens=100, list_rows=2)
     with pytest.raises(EngineError, match="the question alone"):
         drafting.measure(client, PROSE, sizes, lambda *_: None)
+
+
+def test_the_table_has_every_row_of_both_devices(measured):
+    result = json.loads(json.dumps(build("drafting", {"command": "bench"}, measured)))
+    speed = result["summary"]["copy_600_lookup_tok_s"]
+    steps = result["summary"]["copy_600_lookup_tokens_per_step"]["median"]
+    alone = drafting.markdown(result).split("\n")
+    assert len(alone) == 2 + 2 * 3
+    plain = result["summary"]["copy_600_off_tok_s"]["median"]
+    assert alone[2].startswith("| cpu | copy | 600 |")
+    assert f"| `lookup` | {steps:.2f} | {plain:.1f} | {speed['median']:.1f} |" in alone[2]
+    result["parameters"]["beside"] = {**result}
+    assert drafting.markdown(result).split("\n") == alone + alone[2:]
+
+
+@pytest.mark.skipif(not RESULT.exists(), reason="no result is kept yet")
+def test_the_documents_show_the_result_that_is_kept():
+    result = json.loads(RESULT.read_text(encoding="utf-8"))
+    assert drafting.markdown(result) in (ROOT / "docs/drafting.md").read_text(encoding="utf-8")
+    for one in filter(None, (result, result["parameters"].get("beside"))):
+        assert one["summary"] == summarise(read_series(one))
