@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 
 from ragflash.bench import drafting
+from ragflash.bench.__main__ import main
 from ragflash.bench.record import Series, build, read_series, summarise
 from ragflash.engine.build import start_engine
 from ragflash.errors import EngineError
@@ -20,13 +21,17 @@ SIZES = drafting.Sizes(contexts=(600,), output_tokens=10, tasks=("copy", "free")
 
 
 @pytest.fixture(scope="module")
-def client(tmp_path_factory):
+def toy(tmp_path_factory):
     llama = FAMILIES["llama"]
     tensors = llama.tensors(llama.build(seed=1, vocab_size=len(TOKENS)))
     path = tmp_path_factory.mktemp("made") / "toy.gguf"
-    write_gguf(path, llama.architecture, llama.metadata, tensors, tokenizer=True)
+    return write_gguf(path, llama.architecture, llama.metadata, tensors, tokenizer=True)
+
+
+@pytest.fixture(scope="module")
+def client(toy):
     options = {"max_slots": 1, "threads": 1, "verify_rows": 8, "kv_bytes": 64 << 20}
-    client = start_engine(path, device="cpu", dtype="float32", drafts=True, **options)
+    client = start_engine(toy, device="cpu", dtype="float32", drafts=True, **options)
     yield client
     client.close()
 
@@ -124,3 +129,16 @@ def test_the_documents_show_the_result_that_is_kept():
     assert drafting.markdown(result) in (ROOT / "docs/drafting.md").read_text(encoding="utf-8")
     for one in filter(None, (result, result["parameters"].get("beside"))):
         assert one["summary"] == summarise(read_series(one))
+
+
+def test_it_runs_where_there_is_no_server_to_import(toy, tmp_path, monkeypatch):
+    out, prose = tmp_path / "drafting.json", tmp_path / "prose.txt"
+    prose.write_text(PROSE)
+    sizes = drafting.Sizes(contexts=(600,), output_tokens=3, tasks=("free",), **TOY)
+    monkeypatch.setattr(drafting, "QUICK", sizes)
+    given = ["--model", toy, "--device", "cpu", "--quick", "--text", prose, "--out", out]
+    monkeypatch.setattr("sys.argv", ["bench", "drafting", *map(str, given)])
+    main()
+    result = json.loads(out.read_text())
+    assert result["command"].startswith("ragflash bench drafting --model")
+    assert result["worst_row_ratio"] > 0
