@@ -15,7 +15,17 @@ from ragflash.api.deps import ApiConfig, Services
 from ragflash.api.middleware import BodyLimit, Guard, RequestId
 from ragflash.api.openapi import allowed_methods, describe
 from ragflash.api.problems import error_response, from_http, from_validation
-from ragflash.api.routes import ask, documents, health, jobs, metrics, openai, search, sessions
+from ragflash.api.routes import (
+    ask,
+    documents,
+    engine,
+    health,
+    jobs,
+    metrics,
+    openai,
+    search,
+    sessions,
+)
 from ragflash.errors import RagflashError
 from ragflash.settings import Settings, is_loopback
 
@@ -68,7 +78,7 @@ def create_app(services: Services, start: Callable[[], None] | None = None) -> F
         redoc_url=None,
     )
     app.state.services = services
-    for module in (documents, search, ask, sessions, jobs, openai, health, metrics):
+    for module in (documents, search, ask, sessions, jobs, openai, engine, health, metrics):
         app.include_router(module.router)
     describe(app)
     app.add_exception_handler(RagflashError, _on_error)

@@ -170,6 +170,13 @@ class SessionStore(Protocol):
     def counts(self) -> SessionCounts: ...
 
 
+class ModelSwitch(Protocol):
+    """Exchanges the model; every call blocks and may come from any thread."""
+
+    def names(self) -> Sequence[str]: ...
+    def use(self, name: str) -> None: ...
+
+
 class Services:
     """The parts that routes work with; they arrive one by one while the server already answers.
 
@@ -182,6 +189,7 @@ class Services:
         self._answerer: Asker | None = None
         self._conversations: Converser | None = None
         self._engine: TextEngine | None = None
+        self._models: ModelSwitch | None = None
         self._sessions: SessionStore | None = None
         self._count_saves: Callable[[], ArchiveCounts] | None = None
         self.failure: RagflashError | None = None
@@ -197,6 +205,14 @@ class Services:
     def provide_engine(self, engine: TextEngine, answerer: Asker) -> None:
         """Make chat and answers available."""
         self._engine, self._answerer = engine, answerer
+
+    def withdraw_engine(self) -> None:
+        """Refuse chat, answers and conversations until another engine is provided."""
+        self._engine = self._answerer = self._conversations = None
+
+    def provide_models(self, models: ModelSwitch) -> None:
+        """Make it possible to exchange the model."""
+        self._models = models
 
     def provide_sessions(self, store: SessionStore, counts: Callable[[], ArchiveCounts]) -> None:
         """Make files of remembered prompts available, before the engine that uses them."""
@@ -239,6 +255,13 @@ class Services:
         if not self._engine.is_alive:
             raise EngineDead("the engine's worker has stopped; restart the server")
         return self._engine
+
+    @property
+    def models(self) -> ModelSwitch:
+        """What exchanges the model."""
+        if self._models is None:
+            raise self._absence("the model is being loaded")
+        return self._models
 
     @property
     def keeps_sessions(self) -> bool:

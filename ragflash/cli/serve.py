@@ -13,6 +13,7 @@ import uvicorn
 from ragflash import log
 from ragflash.api.app import api_config, create_app
 from ragflash.api.deps import Services
+from ragflash.cli.model_host import ModelHost
 from ragflash.cli.options import (
     CtxOption,
     DataDirOption,
@@ -24,7 +25,7 @@ from ragflash.cli.options import (
     VramOption,
 )
 from ragflash.cli.output import Output
-from ragflash.cli.parts import EngineSlot, model_path, open_library, start_model
+from ragflash.cli.parts import EngineSlot, model_path, open_library
 from ragflash.cli.session_files import session_archive
 from ragflash.errors import SettingInvalid
 from ragflash.settings import Settings, load_settings
@@ -125,10 +126,6 @@ def bind(host: str, port: int) -> socket.socket:
 
 def _load(settings: Settings, services: Services, parts: ExitStack, server: uvicorn.Server) -> None:
     """Fill the services; a server that can never serve ends."""
-    from ragflash.rag.answer import Answerer  # noqa: PLC0415  (loads the store)
-    from ragflash.rag.conversation import Conversations  # noqa: PLC0415  (as above)
-    from ragflash.rag.prefill import EngineReader  # noqa: PLC0415  (as above)
-
     loaded = False
     try:
         slot = EngineSlot()
@@ -136,15 +133,13 @@ def _load(settings: Settings, services: Services, parts: ExitStack, server: uvic
         parts.callback(library.close)
         services.provide_library(library)
         archive = parts.enter_context(session_archive(settings, slot))
-        engine = start_model(settings, archive)
-        parts.callback(engine.close)
-        library.prefills.start(EngineReader(library, engine))
-        parts.callback(library.prefills.close)
-        slot.client = engine
+        host = ModelHost(settings, services, library, slot, archive)
         if archive is not None and slot.sessions is not None:
             services.provide_sessions(slot.sessions, archive.counts)
-        services.provide_conversations(Conversations(library, engine))
-        services.provide_engine(engine, Answerer(library, engine))
+        parts.callback(host.close)
+        parts.callback(library.prefills.close)
+        host.start()
+        services.provide_models(host)
         loaded = True
     finally:
         server.should_exit = server.should_exit or not loaded

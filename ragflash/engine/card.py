@@ -85,6 +85,7 @@ def place_on_card(file: GGUFFile, device: torch.device, options: CardOptions) ->
         raise SettingInvalid(
             f"verify_rows = {options.verify_rows}: a card verifies {MAX_ROWS} rows at most"
         )
+    torch.cuda.empty_cache()  # what a model before this one took
     plan = _plan(file, options)
     limit_allocator(plan)
     with explained_memory(plan):

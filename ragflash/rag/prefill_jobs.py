@@ -44,9 +44,13 @@ class Prefills:
         self._worker = JobWorker(database, jobs, JobKind.PREFILL, run)
 
     def start(self, reader: DocumentReader) -> None:
-        """Begin with what waits; `close` is to be called before the model goes."""
-        self._reader = reader
-        self._worker.start()
+        """Begin with what waits, or go on with another model from the next job on.
+
+        `close` is to be called before the last model goes.
+        """
+        is_first, self._reader = self._reader is None, reader
+        if is_first:
+            self._worker.start()
 
     def close(self) -> None:
         """Interrupt the running job, which begins anew at the next start, and end the thread."""

@@ -22,7 +22,7 @@ from ragflash.engine.request import (
     Usage,
 )
 from ragflash.engine.stats import EngineStats
-from ragflash.errors import QuestionBlank
+from ragflash.errors import Conflict, NotFound, QuestionBlank
 from ragflash.rag.records import (
     Answer,
     AnswerDelta,
@@ -124,6 +124,21 @@ class FakeEngine(Scripted):
         return EngineStats(*range(1, 9), {"lookup": 9}, {"lookup": 10}, *range(11, 17))
 
 
+class FakeModels:
+    def __init__(self) -> None:
+        self.used: list[str] = []
+
+    def names(self) -> list[str]:
+        return ["tiny.gguf", "own/large.gguf"]
+
+    def use(self, name: str) -> None:
+        if name == "busy":
+            raise Conflict("a model is being loaded")
+        if name not in self.names():
+            raise NotFound(f"there is no model {name!r}")
+        self.used.append(name)
+
+
 def answer(question: str = "How long are records kept?") -> Answer:
     quote = "Records are kept for seven years."
     citation = Citation(
@@ -201,6 +216,7 @@ class World:
         self.answerer = FakeAnswerer(self.library)
         self.services = Services(config)
         self.sessions = FakeSessions()
+        self.models = FakeModels()
         if loaded and keeps_sessions:
             self.services.provide_sessions(
                 self.sessions, lambda: ArchiveCounts(1, 2, {"quota": 3, "write_budget": 0}, 4)
@@ -208,6 +224,7 @@ class World:
         if loaded:
             self.services.provide_library(self.library)
             self.services.provide_engine(self.engine, self.answerer)
+            self.services.provide_models(self.models)
         self.app: FastAPI = create_app(self.services)
 
     def send(self, method: str, path: str, **options: Any) -> httpx.Response:

@@ -54,7 +54,7 @@ def stand_ins(monkeypatch, tmp_path: Path, data_dir: Path, engine: ClosableEngin
     monkeypatch.setattr("ragflash.cli.parts.make_embedder", lambda settings: HashEmbedder())
     monkeypatch.setattr("ragflash.cli.parts._load_tokenizer", lambda settings: WordTokenizer())
     monkeypatch.setattr(Library, "open", partial(Library.open, parser=TextParser()))
-    for module in ("parts", "serve"):
+    for module in ("parts", "model_host"):
         monkeypatch.setattr(
             f"ragflash.cli.{module}.start_model", lambda settings, archive=None: engine
         )

@@ -113,7 +113,7 @@ def test_while_the_model_loads_documents_are_taken_and_chat_is_told_to_wait(
         assert loaded.wait(10)
         return engine
 
-    monkeypatch.setattr("ragflash.cli.serve.start_model", load)
+    monkeypatch.setattr("ragflash.cli.model_host.start_model", load)
 
     def visit(client: httpx.Client) -> None:
         try:
@@ -141,7 +141,7 @@ def test_a_server_that_can_never_serve_ends_with_the_reason(monkeypatch) -> None
     def load(settings, archive):
         raise ModelMissing("it was there a moment ago")
 
-    monkeypatch.setattr("ragflash.cli.serve.start_model", load)
+    monkeypatch.setattr("ragflash.cli.model_host.start_model", load)
     with pytest.raises(ModelMissing, match="a moment ago"):
         serve.run(load_settings(port=0), Output(as_json=False))
 

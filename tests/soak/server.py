@@ -56,5 +56,5 @@ class Engine(FakeEngine):
 if __name__ == "__main__":
     ragflash.cli.parts.make_embedder = lambda settings: Embedder()
     ragflash.cli.parts._load_tokenizer = lambda settings: Tokenizer()
-    ragflash.cli.serve.start_model = lambda settings: Engine()
+    ragflash.cli.model_host.start_model = lambda settings, archive: Engine()
     main()
