@@ -25,7 +25,7 @@ def test_what_was_done_is_summed_up():
     assert (stats.prompt_tokens, stats.cached_tokens) == (608, 300)
     assert last.usage.cached_tokens == 300
     assert stats.completion_tokens == 16
-    assert (stats.drafted_tokens, stats.accepted_tokens) == (10, 10)
+    assert (stats.drafted_tokens, stats.accepted_tokens) == ({"stub": 10}, {"stub": 10})
     assert (stats.forward_steps, stats.forward_rows) == (
         engine.runner.num_forwards,
         engine.runner.num_rows,

@@ -219,9 +219,18 @@ def test_refuses_shapes_and_dtypes_that_do_not_fit():
     call(q.float(), keys, values)
 
 
+@pytest.fixture(params=[1, 3])
+def num_threads(request):
+    """Let torch compute on so many threads."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(request.param)
+    yield request.param
+    torch.set_num_threads(before)
+
+
 @pytest.mark.parametrize("num_rows", [1, 2, 23, 70])
 @pytest.mark.parametrize("window", [None, 40])
-def test_where_pages_lie_changes_no_bit(num_rows, window):
+def test_where_pages_lie_changes_no_bit(num_rows, window, num_threads):
     """Else a prompt from the cache would not answer as a computed one does."""
     for num_tokens in (16, 100, 128, 333):
         in_a_row = Rows(num_rows, num_tokens, tuple(range(30)))

@@ -7,10 +7,12 @@ are taken in blocks, so that scores stay in the cache and a block reads no token
 rows sees.
 
 A row alone, on a CPU, is bound by the number of calls and takes fewer: torch's attention with
-pages as its batch, whose results are then weighed by their sums of exponentials.
+pages as its batch, whose results are then weighed by their sums of exponentials. It runs on one
+thread: on more, the last bits of a page depend on which others are computed beside it.
 """
 
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import TYPE_CHECKING
@@ -137,15 +139,16 @@ def _attend_alone(
     _, num_heads, head_dim = q.shape
     num_kv_heads = keys.shape[1]
     grouped = q.reshape(1, num_kv_heads, num_heads // num_kv_heads, head_dim)
-    parts = [
-        torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(
-            grouped.expand(run.num_pages, -1, -1, -1),
-            keys[run.pages, :, run.places],
-            values[run.pages, :, run.places],
-            scale=scale,
-        )
-        for run in runs
-    ]
+    with _one_thread():
+        parts = [
+            torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(
+                grouped.expand(run.num_pages, -1, -1, -1),
+                keys[run.pages, :, run.places],
+                values[run.pages, :, run.places],
+                scale=scale,
+            )
+            for run in runs
+        ]
     mixed: torch.Tensor  # [pages, Hkv, group, D]
     if sum(run.num_pages for run in runs) == 1:
         mixed, _ = parts[0]
@@ -153,6 +156,17 @@ def _attend_alone(
         mixed, sums = (torch.cat(same) for same in zip(*parts, strict=True))
         mixed = (mixed * sums.softmax(dim=0).unsqueeze(-1)).sum(dim=0).to(q.dtype)
     return mixed.reshape(q.shape)
+
+
+@contextmanager
+def _one_thread() -> Iterator[None]:
+    """Have torch compute on the calling thread alone."""
+    num_threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(num_threads)
 
 
 def _attend(
