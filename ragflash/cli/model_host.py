@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ragflash.api.deps import Services
-from ragflash.cli.models import installed
 from ragflash.cli.parts import EngineSlot, model_path, start_model
 from ragflash.errors import Conflict, NotFound, RagflashError
 from ragflash.settings import Settings
@@ -106,6 +105,8 @@ class ModelHost:
                 self._slot.client.close()
 
     def _paths(self) -> dict[str, Path]:
+        from ragflash.cli.models import installed  # noqa: PLC0415  (imports torch)
+
         folder = self._settings.data_dir / "models"
         first = model_path(self._settings)
         found = {first.name: first}
