@@ -91,7 +91,7 @@ class ModelHost:
                 self._load(path)
             except RagflashError as error:
                 _log.warning("a model cannot be used", extra={"detail": error.detail})
-                self._load(self._path)
+                self._load_again()
                 raise Conflict(
                     f"{name} cannot be used, and the model before runs again: {error.detail}"
                 ) from error
@@ -131,6 +131,14 @@ class ModelHost:
         client.close()
         del client
         gc.collect()  # its memory, and a card's, is wanted by the next one
+
+    def _load_again(self) -> None:
+        """Load the model before; if it cannot be used any more, the server says so from now on."""
+        try:
+            self._load(self._path)
+        except RagflashError as error:
+            self._services.fail(error)
+            raise
 
     def _load(self, path: Path) -> None:
         from ragflash.rag.answer import Answerer  # noqa: PLC0415  (loads the store)

@@ -138,6 +138,8 @@ class EngineClient:
         Requests under way, and those to come, store none either: an id must not be used again.
         """
         self._constraints.forget_texts()
+        if self._drafting is not None:
+            self._drafting.forget_texts()
         return await asyncio.wrap_future(self._worker.drop_source(source_id))
 
     def stored_bytes(self) -> dict[str, int]:

@@ -98,6 +98,10 @@ class Drafting:
             has_branches=self._has_trees and request.draft is not DraftMode.LOOKUP,
         )
 
+    def forget_texts(self) -> None:
+        """Keep no text of documents; their indexes are made again when they are wanted."""
+        self._indexes.clear()
+
     def __call__(self, sequence: Sequence) -> Drafter | None:
         """Make a sequence's drafter; for the worker's thread."""
         job, told = sequence.job, sequence.row_drafters

@@ -123,7 +123,6 @@ def test_the_table_has_every_row_of_both_devices(measured):
     assert drafting.markdown(result).split("\n") == alone + alone[2:]
 
 
-@pytest.mark.skipif(not RESULT.exists(), reason="no result is kept yet")
 def test_the_documents_show_the_result_that_is_kept():
     result = json.loads(RESULT.read_text(encoding="utf-8"))
     assert drafting.markdown(result) in (ROOT / "docs/drafting.md").read_text(encoding="utf-8")

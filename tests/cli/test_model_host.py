@@ -97,6 +97,18 @@ def test_a_model_that_cannot_be_used_leaves_the_one_before(made):
     assert made.running == "model.gguf"
 
 
+def test_when_no_model_can_be_used_any_more_the_server_says_why(made):
+    made.host.start()
+    made.broken |= {"one.gguf", "model.gguf"}
+    with pytest.raises(ModelMissing):
+        made.host.use("own/one.gguf")
+    with pytest.raises(ModelMissing, match="cannot be read"):
+        _ = made.services.engine
+    made.broken.clear()
+    made.host.use("own/one.gguf")
+    assert made.running == "one.gguf"
+
+
 def test_one_model_is_loaded_at_a_time_and_none_serves_meanwhile(made):
     made.host.start()
     made.gate.clear()

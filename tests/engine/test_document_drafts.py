@@ -88,6 +88,15 @@ def test_what_repeats_is_accepted_and_counted_by_source(start):
     assert sum(stats.accepted_tokens.values()) == accepted
 
 
+def test_no_index_of_a_deleted_document_is_kept(start):
+    with start("llama", drafts=True) as engine:
+        ask(engine, draft=DraftMode.LOOKUP)
+        indexes = engine._drafting._indexes
+        assert indexes.num_bytes > 0
+        asyncio.run(engine.drop_source("manual"))
+        assert indexes.num_bytes == 0
+
+
 def test_a_width_is_kept_to(start):
     with start("llama", drafts=True) as engine:
         narrow = ask(engine, draft=DraftMode.LOOKUP, draft_tokens=1)

@@ -119,4 +119,6 @@ def test_moved_tokens_are_where_they_were_sent():
 
 
 def test_nothing_moves_where_there_is_no_attention():
-    PagePool(KVLayout((), torch.float32), 2).move((0, 1), [(3, 2)])
+    pool = PagePool(KVLayout((), torch.float32), 2)
+    pool.move((0, 1), [(3, 2)])
+    assert pool.page(0).nbytes == pool.page(1).nbytes == 0

@@ -60,6 +60,12 @@ class IndexCache:
         self.add(index)
         return index
 
+    def clear(self) -> None:
+        """Forget all indexes; those in use go with their users."""
+        with self._lock:
+            self._kept.clear()
+            self._num_bytes = 0
+
     def add(self, index: SourceIndex) -> None:
         """Keep an index that is there already, such as one that was stored."""
         with self._lock:
