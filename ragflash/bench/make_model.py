@@ -21,6 +21,7 @@ import numpy as np
 from gguf import GGML_QUANT_SIZES, GGMLQuantizationType, GGUFWriter, TokenType
 from numpy.typing import NDArray
 
+from ragflash.bench.drafter_shape import DRAFTERS
 from ragflash.errors import Conflict, ModelError, NotFound, SettingInvalid, StorageError
 from ragflash.gguf.byte_level import BYTE_SYMBOLS
 from ragflash.gguf.header import DEFAULT_ALIGNMENT_BYTES, MAX_HEADER_BYTES
@@ -87,6 +88,41 @@ def make_model(
     if name not in shape_names():
         raise NotFound(f"there is no shape {name!r}; known are {', '.join(shape_names())}")
     shape = variant(shape_file(name), num_layers=num_layers, mtp=mtp)
+    write_model(shape, out, seed=seed, force=force, progress=progress)
+    return shape
+
+
+def make_drafter(
+    name: str,
+    out: Path,
+    *,
+    seed: int = 0,
+    force: bool = False,
+    progress: Progress = lambda *_: None,
+) -> GGUFFile:
+    """Write a DFlash drafter's file with random weights, 1.0 GB for a 27B model.
+
+    Its drafts are never right but by chance; it is for measuring what they cost.
+
+    Args:
+        name: One of `DRAFTERS`: `dflash-qwen35-27b`, 5 layers of which 4 have a window, in Q4_K,
+            for the shape `qwen35-27b`.
+        out: See `make_model`.
+        seed: At least 0.
+        force: Replace a file that is there.
+        progress: Is told the megabytes written, and all.
+
+    Returns:
+        Metadata and tensor table that the file was written from.
+
+    Raises:
+        NotFound: There is no such drafter.
+        Conflict: `out` is there already.
+        StorageError: The disk has too little room, or refused.
+    """
+    if name not in DRAFTERS:
+        raise NotFound(f"there is no drafter {name!r}; known are {', '.join(DRAFTERS)}")
+    shape = DRAFTERS[name].file(name)
     write_model(shape, out, seed=seed, force=force, progress=progress)
     return shape
 
@@ -276,7 +312,8 @@ def _write_header(shape: GGUFFile, path: Path, seed: int) -> int:
             writer.add_uint32(key, value)
     writer.add_file_type(15)  # mostly Q4_K, medium
     writer.add_quantization_version(2)
-    _add_tokenizer(writer, shape.tensors["token_embd.weight"].shape[0])
+    if "token_embd.weight" in shape.tensors:  # a drafter has none of its own
+        _add_tokenizer(writer, shape.tensors["token_embd.weight"].shape[0])
     for tensor in shape.tensors.values():
         writer.add_tensor_info(
             tensor.name, tensor.shape, np.dtype("<f4"), tensor.num_bytes, raw_dtype=tensor.type
