@@ -89,7 +89,7 @@ def start_engine(
     told = load_row_drafting(loaded.placed, row_drafters, model_hash, cache_dir) if drafts else None
     info = _info(loaded, model_hash)
     chunk_tokens = PREFILL_ROWS if is_card else prefill_chunk_tokens
-    drafting = Drafting(told.depends_on if told else (), has_trees=not is_card) if drafts else None
+    drafting = Drafting(told.depends_on if told else (), has_trees=True) if drafts else None
     turns = _Turns(max_slots, chunk_tokens, drafting or drafter_factory, verify_rows - 1)
     arithmetic = (f"exact {exact}",) if is_card else (_cpu(), f"{threads} threads")
     core = _core(loaded, info, turns, arithmetic, archive, told)
