@@ -23,9 +23,15 @@ from ragflash.kvcache.allocator import pages_for
 from ragflash.kvcache.identity import DRAFTER_PART, MTP_PART
 from ragflash.kvcache.pages import KVPages
 from ragflash.kvcache.segments import Parts
-from ragflash.models.contract import ForwardBatch, SequenceRows, Tapped
+from ragflash.models.contract import (
+    ForwardBatch,
+    GreedyTappedModel,
+    SequenceRows,
+    Tapped,
+    TappedTokens,
+)
 from ragflash.models.decoder import Decoder
-from ragflash.models.dflash import DFlashModel, Target, drafter_hash, load_drafter
+from ragflash.models.dflash import DFlashModel, DraftSequence, Target, drafter_hash, load_drafter
 from ragflash.models.mtp import MtpHead
 from ragflash.speculative.dflash import DFlashDrafter
 from ragflash.speculative.mtp import MAX_DEPTH, MtpDrafter
@@ -95,11 +101,12 @@ class RowDrafting:
     ) -> None:
         self.depends_on = depends_on
         self._model = model
+        self._greedy = model if isinstance(model, GreedyTappedModel) else None
         self._pages = pages
         self._mtp = mtp
         self._dflash = dflash
         self._tap_layers = () if dflash is None else dflash.config.tap_layers
-        self._computed: Tapped | None = None
+        self._computed: Tapped | TappedTokens | None = None
         self._starts: dict[int, int] = {}
 
     def drafters(self, sequence: Sequence) -> dict[str, RowDrafter]:
@@ -112,17 +119,30 @@ class RowDrafting:
             depth = min(width or MAX_DEPTH, MAX_DEPTH)
             made[MTP_PART] = MtpDrafter(self._mtp, run_block, self._model.compute_dtype, depth)
         if self._dflash is not None:
-            made[DRAFTER_PART] = DFlashDrafter(self._dflash, num_tokens=width)
+            made[DRAFTER_PART] = DFlashDrafter(DraftSequence(self._dflash), width)
         return made
 
     def forward(self, batch: ForwardBatch) -> torch.Tensor:
         """See `Model.forward`; the rows are kept until they are committed, or the next ones."""
-        self._computed = self._model.forward_tapped(batch, self._pages, self._tap_layers)
+        computed = self._model.forward_tapped(batch, self._pages, self._tap_layers)
+        self._keep(computed, batch)
+        return computed.logits
+
+    def forward_greedy(self, batch: ForwardBatch, *, goes_on: bool) -> list[int]:
+        """See `GreedyModel.forward_greedy`; the model is one, and rows are kept as by `forward`."""
+        assert self._greedy is not None
+        computed = self._greedy.forward_greedy_tapped(
+            batch, self._pages, self._tap_layers, goes_on=goes_on
+        )
+        self._keep(computed, batch)
+        return computed.tokens
+
+    def _keep(self, computed: Tapped | TappedTokens, batch: ForwardBatch) -> None:
+        self._computed = computed
         counts = (rows.num_rows for rows in batch.sequences)
         starts = accumulate(counts, initial=0)
         slots = (rows.slot for rows in batch.sequences)
         self._starts = dict(zip(slots, starts, strict=False))
-        return self._computed.logits
 
     @torch.inference_mode()
     def tell(self, rows: Rows, path: Run[int]) -> None:
@@ -141,7 +161,7 @@ class RowDrafting:
             read = computed.taps[at] if name == DRAFTER_PART else self._read_by_mtp(computed, at)
             drafter.absorb(sequence.committed, token_ids, read)
 
-    def _read_by_mtp(self, computed: Tapped, at: torch.Tensor) -> torch.Tensor:
+    def _read_by_mtp(self, computed: Tapped | TappedTokens, at: torch.Tensor) -> torch.Tensor:
         assert self._mtp is not None
         stream = computed.stream[at]
         return self._model.parts.norm(stream) if self._mtp.reads_normed else stream

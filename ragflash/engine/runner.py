@@ -63,6 +63,8 @@ class Runner:
             rows.sequence.counters.forward_rows += len(rows.token_ids)
         if self._greedy is not None and all(map(_is_greedy, step)):
             goes_on = all(map(_goes_on, step))
+            if self._row_drafting is not None:
+                return self._row_drafting.forward_greedy(batch, goes_on=goes_on)
             return self._greedy.forward_greedy(batch, self._pages, goes_on=goes_on)
         if self._row_drafting is not None:
             return self._row_drafting.forward(batch)[:, : self._vocab_size]

@@ -151,7 +151,10 @@ class TappedModel(Model, Protocol):
     def forward_tapped(
         self, batch: ForwardBatch, pages: KVPages, tap_layers: Sequence[int]
     ) -> Tapped:
-        """As `forward`, and keep what stands in the residual stream behind layers, ascending."""
+        """As `forward`, and keep what stands in the residual stream behind layers, ascending.
+
+        The rows may be overwritten by the next forward.
+        """
 
 
 @runtime_checkable
@@ -170,3 +173,27 @@ class GreedyModel(Model, Protocol):
                 It may do otherwise: a model that begins with them leaves everything as it was but
                 rows behind the committed ones.
         """
+
+
+@dataclass(frozen=True, slots=True)
+class TappedTokens:
+    """As `Tapped`, with tokens as `GreedyModel.forward_greedy` returns them."""
+
+    tokens: list[int]
+    stream: torch.Tensor
+    taps: torch.Tensor
+
+
+@runtime_checkable
+class GreedyTappedModel(GreedyModel, TappedModel, Protocol):
+    """A model that gives rows to drafters and picks the likeliest tokens where it runs."""
+
+    def forward_greedy_tapped(
+        self,
+        batch: ForwardBatch,
+        pages: KVPages,
+        tap_layers: Sequence[int],
+        *,
+        goes_on: bool = False,
+    ) -> TappedTokens:
+        """As `forward_greedy`, and keep rows as `forward_tapped` does."""

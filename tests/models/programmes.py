@@ -29,7 +29,12 @@ class Pair:
     pages: KVPages
 
 
-def make_pair(name: str, folder: Path, chunk_counts: tuple[int, ...] = ()) -> Pair:
+def make_pair(
+    name: str,
+    folder: Path,
+    chunk_counts: tuple[int, ...] = (),
+    tap_layers: tuple[int, ...] | None = None,
+) -> Pair:
     family = FAMILIES[name]
     path = folder / "toy.gguf"
     tensors = family.tensors(family.build(seed=1))
@@ -39,7 +44,8 @@ def make_pair(name: str, folder: Path, chunk_counts: tuple[int, ...] = ()) -> Pa
     pages = poisoned_pages(decoder)
     programme = DeviceModel(
         decoder, CPU, pages, num_tokens=VOCAB_SIZE, max_slots=3, exact_pages=len(PAGES),
-        packed_pages=0, chunk_tokens=300, chunk_counts=chunk_counts, dtype=torch.float32,
+        packed_pages=0, chunk_tokens=300, chunk_counts=chunk_counts, tap_layers=tap_layers,
+        dtype=torch.float32,
     )  # fmt: skip
     return Pair(path, load(path), programme, pages)
 

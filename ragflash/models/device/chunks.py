@@ -12,6 +12,7 @@ from ragflash.models.device.matrices import Activations, RecordLinear
 from ragflash.models.device.programme import Hidden, Programme
 from ragflash.models.device.steps import DeltaWeights, HeadInputs, HeadSizes
 from ragflash.models.device.tables import ChunkTables
+from ragflash.models.device.taps import StreamTaps
 from ragflash.models.layers import Angles, PagedKV
 from ragflash_kernels.attention_inputs import attention_inputs
 from ragflash_kernels.chunk_attention import chunk_attention
@@ -78,6 +79,7 @@ class Chunks:
         unpacked: Work space for products.
         dtype: Of rows and matrices.
         memory: Of the graphs.
+        taps: See `Programme.run`.
     """
 
     def __init__(
@@ -90,8 +92,10 @@ class Chunks:
         unpacked: torch.Tensor,
         dtype: torch.dtype,
         memory: GraphMemory,
+        taps: StreamTaps | None = None,
     ) -> None:
         self._programme = programme
+        self._taps = taps
         self._pages = pages
         self._row_counts = sorted(row_counts)
         self._unpacked = unpacked
@@ -113,4 +117,4 @@ class Chunks:
         tables = self._tables
         angles = self._programme.angles(tables["positions"][:num_rows])
         step = ChunkRows(num_rows, tables, self._pages, angles, self._unpacked, self._dtype)
-        return self._programme.run(tables["token_ids"][:num_rows], step)
+        return self._programme.run(tables["token_ids"][:num_rows], step, self._taps)

@@ -6,8 +6,10 @@ from typing import Self
 
 import torch
 
+from ragflash.models.linear import PackedEmbedding
 from ragflash_kernels.columns import Columns
 from ragflash_kernels.dequant import dequantize
+from ragflash_kernels.embedding import gather_rows
 from ragflash_kernels.qmatmul import (
     ActivationBuffers,
     PackedMatrix,
@@ -91,6 +93,11 @@ class RecordLinear:
                 product[0] += self.bias[first : first + product.shape[2]]
                 first += product.shape[2]
         return tuple(_cut(products, self.widths))
+
+
+def gathered(table: PackedEmbedding, token_ids: torch.Tensor) -> torch.Tensor:
+    """Return the float32 rows of a table, in one launch, where the token ids `[N]` are."""
+    return gather_rows(table.blocks, token_ids, table.block_format)
 
 
 def _cut(products: Sequence[torch.Tensor], widths: Sequence[int]) -> list[Columns]:

@@ -8,7 +8,13 @@ import torch
 from ragflash.errors import ModelError
 from ragflash.kvcache.allocator import PAGE_TOKENS, pages_for
 from ragflash.kvcache.pages import KVLayout, KVPages
-from ragflash.models.contract import ForwardBatch, GreedyModel, SequenceRows
+from ragflash.models.contract import (
+    ForwardBatch,
+    GreedyTappedModel,
+    SequenceRows,
+    Tapped,
+    TappedTokens,
+)
 from ragflash.models.decoder import Decoder
 from ragflash.models.device.chunks import Chunks
 from ragflash.models.device.graphs import (
@@ -20,8 +26,10 @@ from ragflash.models.device.graphs import (
 )
 from ragflash.models.device.lowering import lower
 from ragflash.models.device.programme import Hidden
+from ragflash.models.device.states import SlotTapes
 from ragflash.models.device.steps import FewRows, ManyRows
 from ragflash.models.device.tables import MAX_ROWS, ChunkTables, StepTables, TableSizes
+from ragflash.models.device.taps import StreamTaps
 from ragflash.models.device.tokens import StepAhead, TokenSender, next_rows
 from ragflash.models.device.workspace import (
     largest_matrix,
@@ -29,7 +37,6 @@ from ragflash.models.device.workspace import (
     states_of,
     windows_of,
 )
-from ragflash_kernels.gated_delta import delta_commit
 from ragflash_kernels.sample import largest
 
 _EAGER_ROWS = 16  # with more, products lose by starting early
@@ -49,7 +56,7 @@ class Predictions:
     tokens: torch.Tensor
 
 
-class DeviceModel(GreedyModel):
+class DeviceModel(GreedyTappedModel):
     """Runs a decoder's programme: few rows by graphs, more rows of a sequence at once.
 
     In which way a sequence's rows are computed depends on their number alone, never on what runs
@@ -67,6 +74,7 @@ class DeviceModel(GreedyModel):
         chunk_counts: Of captured chunks; shorter ones are padded, longer ones launched one by one.
         row_counts: Of captured steps; a step takes the smallest that is enough. With the largest
             alone every row is computed by the same instructions, whatever is computed beside it.
+        tap_layers: Whose rows drafters read, beside those of the last; `None` keeps no rows.
         dtype: Of many rows and the matrices that they are multiplied with.
 
     Raises:
@@ -86,6 +94,7 @@ class DeviceModel(GreedyModel):
         chunk_tokens: int,
         chunk_counts: tuple[int, ...] = (),
         row_counts: tuple[int, ...] = ROW_COUNTS,
+        tap_layers: tuple[int, ...] | None = None,
         dtype: torch.dtype = torch.bfloat16,
     ) -> None:
         if pages.packed is not None and any(o is not None for o in pages.packed.offsets):
@@ -97,15 +106,12 @@ class DeviceModel(GreedyModel):
         self._programme = lower(decoder)
         windows = windows_of(self._programme)
         self._tables = StepTables(TableSizes(max_slots, exact_pages, packed_pages, windows), device)
-        self._states = states_of(self._programme, max_slots, device)
+        states = states_of(self._programme, max_slots, device)
+        self._states = SlotTapes(states, max_rows=MAX_ROWS, max_slots=max_slots, device=device)
         self._dtype = dtype
         self._chunk_tokens = chunk_tokens
         self._unpacked = torch.empty(largest_matrix(self._programme), dtype=dtype, device=device)
         self._scratch = scratch_of(self._programme, chunk_tokens, device)
-        # Numbers that are there already need no copy.
-        self._numbers = torch.arange(max(MAX_ROWS, max_slots) + 1, dtype=torch.int32, device=device)
-        self._has_tape: set[int] = set()
-        self._early: set[int] = set()  # slots whose last rows are part of their state already
         self._sender = TokenSender(max_slots * MAX_ROWS, device)
         self._ahead: StepAhead | None = None
         is_hopper = device.type == "cuda" and torch.cuda.get_device_capability(device)[0] == 9
@@ -113,15 +119,20 @@ class DeviceModel(GreedyModel):
         self._row_counts = row_counts
         max_rows = max(chunk_tokens, *chunk_counts, 0)
         self._chunk = ChunkTables(max_rows, exact_pages, packed_pages, device)
+        self._taps: StreamTaps | None = None
+        if tap_layers is not None:
+            width, kept = len(self._programme.norm.weight), max(max_rows, MAX_ROWS)
+            self._taps = StreamTaps(tap_layers, width, max_rows=kept, dtype=dtype, device=device)
         memory = GraphMemory(device)
         self._chunks = Chunks(
             self._programme,
             pages,
             self._chunk,
-            row_counts=() if self._states is not None else chunk_counts,
+            row_counts=() if self.is_recurrent else chunk_counts,
             unpacked=self._unpacked,
             dtype=dtype,
             memory=memory,
+            taps=self._taps,
         )
         self._graphs = StepGraphs(self._few, device, memory)
         self._graphs.capture(step_kinds(row_counts, may_have_packed=packed_pages > 0))
@@ -149,7 +160,7 @@ class DeviceModel(GreedyModel):
     @property
     def is_recurrent(self) -> bool:
         """See `Model`."""
-        return self._states is not None
+        return self._states.deltas is not None
 
     @torch.inference_mode()
     def forward(self, batch: ForwardBatch, pages: KVPages) -> torch.Tensor:
@@ -175,6 +186,8 @@ class DeviceModel(GreedyModel):
         token_ids, ahead = batch.token_ids.tolist(), self._ahead
         if ahead is not None and (ahead.token_ids, ahead.sequences) == (token_ids, batch.sequences):
             chosen, sent = ahead.chosen, ahead.sent
+            if self._taps is not None:
+                self._taps.begin(len(token_ids), is_alone=True)
         else:
             results = self._compute(token_ids, batch.sequences)
             if not results:
@@ -193,6 +206,27 @@ class DeviceModel(GreedyModel):
         self._ahead = StepAhead(token_ids, following, chosen, sent_ahead)
         return token_ids
 
+    def forward_tapped(
+        self, batch: ForwardBatch, pages: KVPages, tap_layers: Sequence[int]
+    ) -> Tapped:
+        """See `TappedModel`; the layers are those that the model was made with."""
+        taps = self._taps_of(tap_layers)
+        logits = self.forward(batch, pages)
+        return Tapped(logits, taps.stream, taps.taps)
+
+    def forward_greedy_tapped(
+        self,
+        batch: ForwardBatch,
+        pages: KVPages,
+        tap_layers: Sequence[int],
+        *,
+        goes_on: bool = False,
+    ) -> TappedTokens:
+        """See `GreedyTappedModel`."""
+        taps = self._taps_of(tap_layers)
+        tokens = self.forward_greedy(batch, pages, goes_on=goes_on)
+        return TappedTokens(tokens, taps.stream, taps.taps)
+
     def warm_up(self) -> None:
         """Read prompts that nobody asked, with and without history; overwrites slot 0 and pages.
 
@@ -210,59 +244,34 @@ class DeviceModel(GreedyModel):
             )
             ids = torch.zeros(num_rows, dtype=torch.int64)
             self.forward(ForwardBatch(ids, ids, (rows,)), self._pages)
-        for path in ((0,), (1,)):  # of a chain and of a tree
-            self._has_tape.add(0)
-            self._apply_tape(0, path)
+        self._states.warm_up()
         self._pages.exact.move((0,), ((1, 0),))
         self.reset(0)
 
     def commit(self, slot: int, path: Sequence[int]) -> None:
         """See `Model`."""
-        if slot in self._early:
-            self._early.remove(slot)
-        else:
-            self._apply_tape(slot, path)
+        self._states.commit(slot, path)
 
     def reset(self, slot: int) -> None:
         """See `Model`."""
-        self._forget(slot)
-        if self._states is not None:
-            self._states.memories[:, slot].zero_()
-            self._states.tails[:, slot].zero_()
+        self._states.reset(slot)
 
     def snapshot(self, slot: int) -> tuple[torch.Tensor, ...]:
-        """See `Model`: tails `[L, K - 1, C]` and memories `[L, Hv, D, Dv]`, on the host.
-
-        A stored prompt then takes nothing of the card but its pages. The copy is done when all that
-        was launched before it is; only `restore` may read it earlier.
-        """
-        if self._states is None:
-            return ()
-        return _to_host(self._states.tails[:, slot]), _to_host(self._states.memories[:, slot])
+        """See `Model`; on the host, so that a stored prompt takes nothing of the card but pages."""
+        return self._states.snapshot(slot)
 
     def restore(self, slot: int, state: tuple[torch.Tensor, ...]) -> None:
         """See `Model`."""
-        self._forget(slot)
-        if self._states is not None:
-            tails, memories = state
-            self._states.tails[:, slot].copy_(tails, non_blocking=True)
-            self._states.memories[:, slot].copy_(memories, non_blocking=True)
+        self._states.restore(slot, state)
 
     def _check(self, pages: KVPages) -> None:
         if pages is not self._pages:
             raise ValueError("a model on a card keeps to the pages that it was made with")
 
-    def _forget(self, slot: int) -> None:
-        self._has_tape.discard(slot)
-        self._early.discard(slot)
-
-    def _apply_tape(self, slot: int, path: Sequence[int]) -> None:
-        if self._states is None or slot not in self._has_tape:
-            return
-        self._has_tape.remove(slot)
-        if path:
-            slots, counts = self._numbers[slot : slot + 1], self._numbers[len(path) : len(path) + 1]
-            delta_commit(self._states, slots, counts, paths=_paths(path, self._device))
+    def _taps_of(self, tap_layers: Sequence[int]) -> StreamTaps:
+        if self._taps is None or self._taps.layers != tuple(tap_layers):
+            raise ValueError("a model on a card keeps rows of the layers that it was made with")
+        return self._taps
 
     def _compute(
         self, token_ids: Sequence[int], sequences: Sequence[SequenceRows]
@@ -270,11 +279,15 @@ class DeviceModel(GreedyModel):
         """Compute the rows of all sequences; return what wanted rows predict, in order."""
         results, first = [], 0
         groups = _groups(sequences)
+        if self._taps is not None:
+            self._taps.begin(len(token_ids), is_alone=len(groups) == 1)
         for group in groups:
             end = first + sum(rows.num_rows for rows in group)
             result = self._group(token_ids[first:end], group, is_alone=len(groups) == 1)
             if result is not None:
                 results.append(result)
+            if self._taps is not None:
+                self._taps.collect(first, end)
             first = end
         return results
 
@@ -289,8 +302,9 @@ class DeviceModel(GreedyModel):
         Rows that are no drafts become part of a state whatever follows, so they do here.
         """
         for rows in sequences:
-            self._apply_tape(rows.slot, range(rows.num_rows))
-            self._early.add(rows.slot)
+            self._states.commit_early(rows.slot, rows.num_rows)
+        if self._taps is not None:
+            self._taps.hold()
         self._tables.fill([0] * len(following), following)
         self._tables["token_ids"][: len(following)].copy_(chosen)
         return self._replay(following).tokens[: len(following)]
@@ -298,8 +312,7 @@ class DeviceModel(GreedyModel):
     def _replay(self, group: Sequence[SequenceRows]) -> Predictions:
         """Compute the rows that the tables describe."""
         num_rows = sum(rows.num_rows for rows in group)
-        if self._states is not None:
-            self._has_tape.update(rows.slot for rows in group)
+        self._states.note({rows.slot for rows in group})
         count = next(count for count in self._row_counts if count >= num_rows)
         return self._graphs(StepKind(count, any(rows.packed_pages for rows in group)))
 
@@ -330,18 +343,18 @@ class DeviceModel(GreedyModel):
             tables,
             self._pages,
             self._programme.angles(tables["positions"][:num_rows]),
-            self._states,
+            self._states.deltas,
             has_packed=kind.has_packed,
             eager=num_rows <= self._eager_rows,
         )
-        hidden = self._programme.run(tables["token_ids"][:num_rows], step)
+        hidden = self._programme.run(tables["token_ids"][:num_rows], step, self._taps)
         logits = self._programme.logits(hidden, step)
         return Predictions(logits, largest(logits, self._num_tokens, eager=step.eager))
 
     def _many(self, token_ids: Sequence[int], rows: SequenceRows) -> Predictions | None:
         if rows.parents is not None:
             raise ModelError(f"a tree of {rows.num_rows} rows on a card: {MAX_ROWS} are the most")
-        self._has_tape.discard(rows.slot)
+        self._states.drop(rows.slot)
         self._chunk.fill(token_ids, rows)
         hidden = self._chunks.run(rows.num_rows) if self._chunks.take(rows) else self._launch(rows)
         wanted = torch.tensor(rows.logit_rows, dtype=torch.int64, device=self._device)
@@ -356,18 +369,12 @@ class DeviceModel(GreedyModel):
             tables,
             self._pages,
             self._programme.angles(tables["positions"][: rows.num_rows]),
-            self._states,
+            self._states.deltas,
             self._unpacked,
             self._scratch,
             self._dtype,
         )
-        return self._programme.run(tables["token_ids"][: rows.num_rows], step)
-
-
-def _to_host(state: torch.Tensor) -> torch.Tensor:
-    on_card = state.device.type == "cuda"
-    host = torch.empty(state.shape, dtype=state.dtype, pin_memory=on_card)
-    return host.copy_(state, non_blocking=on_card)
+        return self._programme.run(tables["token_ids"][: rows.num_rows], step, self._taps)
 
 
 def _groups(sequences: Sequence[SequenceRows]) -> list[list[SequenceRows]]:
@@ -381,11 +388,3 @@ def _groups(sequences: Sequence[SequenceRows]) -> list[list[SequenceRows]]:
         groups[-1].append(rows)
         room -= rows.num_rows
     return groups
-
-
-def _paths(path: Sequence[int], device: torch.device) -> torch.Tensor | None:
-    """Return rows as the one path of `delta_commit`; `None` where they are the first ones."""
-    if path[-1] == len(path) - 1:
-        return None
-    rows = torch.tensor([path], dtype=torch.int32)
-    return (rows.pin_memory() if device.type == "cuda" else rows).to(device, non_blocking=True)

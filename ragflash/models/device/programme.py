@@ -20,6 +20,7 @@ from ragflash.models.device.steps import (
     ProductStep,
 )
 from ragflash.models.device.tables import MAX_ROWS
+from ragflash.models.device.taps import StreamTaps
 from ragflash.models.layers import Norm, PagedKV
 from ragflash.models.linear import PackedEmbedding
 from ragflash_kernels.columns import Columns
@@ -177,24 +178,34 @@ class Programme:
         of_all = (positions[:, None].float() * frequencies for frequencies in self.frequencies)
         return tuple((angles.cos(), angles.sin()) for angles in of_all)
 
-    def run(self, token_ids: torch.Tensor, step: DeviceStep) -> Hidden:
+    def run(
+        self, token_ids: torch.Tensor, step: DeviceStep, taps: StreamTaps | None = None
+    ) -> Hidden:
         """Compute a step's rows up to the last layer.
 
         Args:
             token_ids: int32 `[N]` on the card.
             step: Of the rows.
+            taps: Gets what stands in the stream of all rows; `None` where nobody reads it.
         """
         residual = gather_rows(
             self.embedding.blocks, token_ids, self.embedding.block_format,
             scale=self.embedding_scale,
         )  # fmt: skip
         pending = _Pending()
-        for block in self.blocks:
+        for layer, block in enumerate(self.blocks):
             x = _normed(pending, residual, block.mixer_norm, step)
+            if taps is not None:  # what the layer before gave has just been added
+                taps.keep(layer - 1, residual)
             pending = _Pending(block.mixer(x, step), block.mixer_post_norm)
             x = _normed(pending, residual, block.ffn_norm, step)
             pending = _Pending(block.ffn(x, step), block.ffn_post_norm, block.scale)
-        return Hidden(residual, pending)
+        if taps is None:
+            return Hidden(residual, pending)
+        _normed(pending, residual, self.norm, step)  # only this adds for all rows
+        taps.keep(len(self.blocks) - 1, residual)
+        taps.keep_last(residual)
+        return Hidden(residual, _Pending())
 
     def logits(self, hidden: Hidden, step: ProductStep) -> torch.Tensor:
         """Return float32 `[N, V]` of at most 32 rows."""
