@@ -3,7 +3,6 @@
 import string
 
 import pytest
-import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -12,9 +11,7 @@ from ragflash.engine.request import (
     DraftMode,
     SamplingParams,
 )
-from ragflash.engine.sampler import draw, uniform
 from ragflash.speculative.drafter import Draft
-from ragflash.speculative.verify import verify
 from tests.engine.harness import toy_engine
 from tests.engine.toys import (
     ToyModel,
@@ -231,45 +228,6 @@ def test_a_tree_that_is_a_chain_is_computed_as_one():
     with toy_engine(model, LETTERS, draft=draft) as engine:
         assert [*engine.complete(ask("b", max_tokens=30)).token_ids] == right([1], 30)
     assert set(seen) == {None}
-
-
-SHAPES = {
-    "chain": Draft((1, 0, 2), "test"),
-    "tree": Draft((1, 2, 0, 1, 2, 0), "test", (-1, -1, 0, 0, 3, 1)),
-}
-
-
-@pytest.mark.parametrize("name", SHAPES)
-@pytest.mark.parametrize(
-    "num_draws", [1_500, pytest.param(200_000, marks=(pytest.mark.slow, pytest.mark.timeout(1800)))]
-)
-def test_sampled_tokens_keep_the_distribution(name, num_draws):
-    """Chi-square of pairs of tokens, the second of which depends on the first, at p = 0.001."""
-    first = torch.tensor([0.5, 0.3, 0.2])
-    second = torch.tensor([[0.2, 0.2, 0.6], [0.1, 0.6, 0.3], [1 / 3, 1 / 3, 1 / 3]])
-    draft = SHAPES[name]
-    counts = torch.zeros(3, 3)
-    position = 0
-    while counts.sum() < num_draws:
-        emitted: list[int] = []
-        base = position
-        position += 2
-
-        def choose(row, emitted=emitted, base=base):
-            p = first if not emitted else second[emitted[0]]
-            return draw(p, uniform(11, base + len(emitted)))
-
-        def emit(token, emitted=emitted):
-            emitted.append(token)
-            return len(emitted) < 2
-
-        verify(draft, choose, emit)
-        if len(emitted) == 1:
-            emit(choose(0))
-        counts[emitted[0], emitted[1]] += 1
-    expected = first[:, None] * second * counts.sum()
-    statistic = float(((counts - expected) ** 2 / expected).sum())
-    assert statistic < 26.12  # 8 degrees of freedom
 
 
 def test_the_reply_counts_what_was_drafted_and_accepted():
