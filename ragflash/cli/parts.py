@@ -119,7 +119,7 @@ class EngineSlot:
 def open_library(settings: Settings, slot: EngineSlot | None = None) -> "Library":
     """Take the data folder; what is deleted is forgotten by the engine in `slot` and its files too.
 
-    Tokens of new documents are counted if there is a model whose tokenizer can do it.
+    New documents are counted and indexed in tokens if there is a model whose tokenizer can do it.
 
     Raises:
         DataFolderLocked: Another process has it.
@@ -132,7 +132,7 @@ def open_library(settings: Settings, slot: EngineSlot | None = None) -> "Library
     return Library.open(
         _config(settings),
         make_embedder(settings),
-        count_tokens=_token_counter(settings),
+        cutter=_cutter(settings),
         on_drop=partial((slot or EngineSlot()).forget, settings),
     )
 
@@ -248,6 +248,7 @@ def _config(settings: Settings) -> "LibraryConfig":
         parse_timeout_s=settings.parse_timeout_s,
         parse_memory_bytes=settings.parse_memory_bytes,
         server=_vector_server(settings),
+        lookup=settings.draft == "auto",
     )
 
 
@@ -280,13 +281,12 @@ def make_embedder(settings: Settings) -> "Embedder":
     return SentenceTransformerEmbedder(settings.embed_model)
 
 
-def _token_counter(settings: Settings) -> Callable[[str], int] | None:
+def _cutter(settings: Settings) -> "Callable[[], Tokenizer] | None":
     try:
         model_path(settings)
     except ModelMissing:
         return None
-    tokenizer = cache(partial(_load_tokenizer, settings))
-    return lambda text: len(tokenizer().encode(text))
+    return cache(partial(_load_tokenizer, settings))
 
 
 def _load_tokenizer(settings: Settings) -> "Tokenizer":

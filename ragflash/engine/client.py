@@ -74,6 +74,11 @@ class EngineClient:
         """Return what a reply says about the engine."""
         return self._info
 
+    @property
+    def lookup_tokenizer(self) -> Tokenizer | None:
+        """Cuts documents that drafts are copied from; `None` where the engine does not draft."""
+        return None if self._drafting is None else self._tokenizer
+
     def stats(self) -> EngineStats:
         """Return what the engine has done and is doing."""
         return self._worker.stats()

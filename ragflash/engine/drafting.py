@@ -85,13 +85,15 @@ class Drafting:
                 why = _LACKING[request.draft]
                 raise InputError(f"this engine cannot draft by {request.draft}: {why}")
             return None
-        indexes = tuple(
+        given = dict(request.copied)
+        indexes = (
             self._indexes.get(segment.token_ids)
             for segment in prompt.segments
             if segment.kind in _COPIED and len(segment.token_ids) >= LEAST_TOKENS
+            if not segment.source_ids or segment.source_ids - given.keys()
         )
         return LookupDrafter(
-            indexes,
+            (*given.values(), *indexes),
             prompt.token_ids,
             written_from=_written_from(prompt),
             num_tokens=request.draft_tokens,

@@ -12,6 +12,7 @@ from ragflash.engine.cache import CacheMiss, CacheTier
 from ragflash.engine.constraint import Constraint, ConstraintKind
 from ragflash.engine.logprobs import MAX_TOP, TokenLogprob
 from ragflash.errors import InputError, RagflashError
+from ragflash.speculative.lookup import SourceIndex
 
 
 class SegmentKind(StrEnum):
@@ -145,6 +146,8 @@ class GenerateRequest:
         constraint: `None` is free text.
         draft: Who may propose tokens; whoever does, the output is the same.
         draft_tokens: At most that many in a step; `None` leaves it to the drafter.
+        copied: Ids and indexes of documents that drafts may be copied from as a whole, however
+            little of them the prompt holds; of others the prompt's text is indexed.
         cache: Whether segments of this prompt are kept for later requests.
         keep_prompt: Whether requests of the same prompt follow: all of it but its last token is
             kept for them.
@@ -166,6 +169,7 @@ class GenerateRequest:
     constraint: Constraint | None = None
     draft: DraftMode = DraftMode.AUTO
     draft_tokens: int | None = None
+    copied: tuple[tuple[str, SourceIndex], ...] = ()
     cache: bool = True
     keep_prompt: bool = False
     logprobs: bool = False

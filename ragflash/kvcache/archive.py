@@ -77,7 +77,7 @@ class PartItem:
     """Something that is of use beside pages and snapshots, and can be missing.
 
     Attributes:
-        name: `drafter`, `mtp`, `lookup`; ASCII, `MAX_PART_NAME` characters at most.
+        name: `drafter`, `mtp`; ASCII, `MAX_PART_NAME` characters at most.
         num_bytes: Of all of it.
     """
 

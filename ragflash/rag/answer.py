@@ -28,7 +28,7 @@ from ragflash.engine.request import (
 from ragflash.errors import InputError, QuestionBlank
 from ragflash.rag import quoting
 from ragflash.rag.claims import supported_text
-from ragflash.rag.context import ContextPart, build_messages
+from ragflash.rag.context import ContextPart, build_messages, copied_from
 from ragflash.rag.evidence import Evidence, gather, select
 from ragflash.rag.library import Library
 from ragflash.rag.plan import Plan, plan
@@ -172,6 +172,7 @@ class Answerer:
             namespace=run.plan.namespace,
             draft=run.request.draft,
             draft_tokens=run.request.draft_tokens,
+            copied=await asyncio.to_thread(copied_from, self._library, engine, parts),
             max_tokens=quoting.QUOTE_MAX_TOKENS + run.request.max_tokens,
             constraint=quoting.constraint(run.quoting, run.evidence, run.request, engine),
         )

@@ -15,6 +15,7 @@ from ragflash.rag.files import FileStore, FolderLock
 from ragflash.rag.ingest import DocumentParser, Ingestor
 from ragflash.rag.job_worker import JobWorker
 from ragflash.rag.jobs import JobTable
+from ragflash.rag.lookup import LookupIndexes, TextCutter
 from ragflash.rag.measure import measured
 from ragflash.rag.placement import ServerAddress
 from ragflash.rag.prefill_jobs import Prefills
@@ -33,6 +34,7 @@ class LibraryConfig:
         parse_timeout_s: Longest time a parser may spend on one document.
         parse_memory_bytes: Memory that one parser process may use.
         server: Of the vectors; `None` keeps them in the data folder.
+        lookup: Whether documents get the indexes that drafts are copied from.
     """
 
     data_dir: Path
@@ -40,6 +42,7 @@ class LibraryConfig:
     parse_timeout_s: float = 120.0
     parse_memory_bytes: int = 2 << 30
     server: ServerAddress | None = None
+    lookup: bool = True
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,7 +66,7 @@ def assemble(
     embedder: Embedder,
     stack: ExitStack,
     parser: DocumentParser | None,
-    count_tokens: Callable[[str], int] | None,
+    cutter: Callable[[], TextCutter] | None,
     on_drop: Callable[[str], None] | None,
 ) -> Parts:
     """Take the data folder and open what is in it; `stack` closes it all, last opened first.
@@ -104,7 +107,8 @@ def assemble(
         parser=reader,
         embedder=embedder,
         eraser=eraser,
-        count_tokens=count_tokens,
+        cutter=cutter,
+        lookups=LookupIndexes(files) if config.lookup else None,
     )
     run = measured(ingestor.run, jobs, metrics.INGEST_SECONDS)
     worker = JobWorker(database, jobs, JobKind.INGEST, run, index.tidy)

@@ -8,8 +8,11 @@ changes from ask to ask stands behind the documents, so that what was read of th
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from ragflash.engine.client import EngineClient
 from ragflash.engine.request import ChatMessage, SegmentKind, Span, TextSegment
+from ragflash.rag.library import Library
 from ragflash.rag.records import DocumentRecord
+from ragflash.speculative.lookup import SourceIndex
 from ragflash_ingest.document import Document
 from ragflash_prompts import load
 
@@ -55,6 +58,17 @@ def build_messages(
 def document_messages(part: ContextPart) -> tuple[ChatMessage, ChatMessage]:
     """Make what every conversation about a whole document begins with: rules, and the document."""
     return _rules(), ChatMessage("user", (_document_segment(part),))
+
+
+def copied_from(
+    library: Library, engine: EngineClient, parts: Sequence[ContextPart]
+) -> tuple[tuple[str, SourceIndex], ...]:
+    """Return what drafts of an answer are copied from: the whole of each document; blocks."""
+    cutter = engine.lookup_tokenizer
+    if cutter is None:
+        return ()
+    found = ((part, library.lookup_index(part.record, part.document, cutter)) for part in parts)
+    return tuple((part.record.source_id, index) for part, index in found if index is not None)
 
 
 def _rules() -> ChatMessage:

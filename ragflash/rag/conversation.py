@@ -14,7 +14,7 @@ from itertools import takewhile
 from ragflash.engine.client import EngineClient
 from ragflash.engine.request import ChatMessage, GenerateRequest, SegmentKind, TextSegment
 from ragflash.errors import InputError, NotFound, TemplateInvalid
-from ragflash.rag.context import ContextPart, document_messages
+from ragflash.rag.context import ContextPart, copied_from, document_messages
 from ragflash.rag.library import Library
 from ragflash.rag.records import Scope
 from ragflash_prompts import load
@@ -61,6 +61,7 @@ class Conversations:
             request,
             messages=(rules, opening, *turns[1:]),
             namespace=record.collection_id,
+            copied=copied_from(self.library, self.engine, (part,)),
         )
         try:
             is_shared = self.engine.begins_alike(placed, _SHARED_SEGMENTS)

@@ -3,6 +3,7 @@
 They are few and apart, so that tests can stop or refuse every one of them.
 """
 
+import mmap
 import os
 import shutil
 from collections.abc import Iterable
@@ -49,6 +50,11 @@ class Disk:
     def read(self, path: Path) -> bytes:
         """Everything in a file."""
         return path.read_bytes()
+
+    def map(self, path: Path) -> mmap.mmap:
+        """Everything in a file, read as it is wanted; raises `ValueError` when it is empty."""
+        with path.open("rb") as file:
+            return mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
 
 
 def _flush_folder(folder: Path) -> None:

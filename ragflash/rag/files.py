@@ -1,10 +1,12 @@
 """The data folder: who owns it, and the bytes in it.
 
-Originals lie under the SHA-256 of their bytes, parsed documents under that and the parser's
-version. Names that people gave are labels in the catalogue and touch no path.
+Originals lie under the SHA-256 of their bytes, parsed documents and what is made of their text
+under that and the parser's version. Names that people gave are labels in the catalogue and touch no
+path.
 """
 
 import fcntl
+import mmap
 import os
 import threading
 from collections import OrderedDict
@@ -23,6 +25,7 @@ from ragflash_ingest.document import Document
 
 _BLOCK_BYTES = 1 << 20
 _KEPT_DOCUMENTS = 8
+_INDEX_SUFFIX = ".lookup"
 
 
 @contextmanager
@@ -94,6 +97,7 @@ class FileStore:
         self._incoming = folder / "incoming"
         self._recent: OrderedDict[tuple[str, str], Document] = OrderedDict()
         self._recent_lock = threading.Lock()
+        self._index_lock = threading.Lock()
         with storage_errors(f"the data folder {folder} cannot be used"):
             for child in (self._blobs, self._parsed, self._incoming):
                 self._disk.make_folder(child)
@@ -174,9 +178,45 @@ class FileStore:
                 self._recent.popitem(last=False)
             return self._recent[digest, parser]
 
+    def write_index(self, digest: str, parser: str, tokenizer: str, block: bytes) -> None:
+        """Store the index of a parsed document's tokens in place of those of other tokenizers.
+
+        Args:
+            digest: SHA-256 of the original.
+            parser: What made the text of it.
+            tokenizer: Fingerprint of what cut the text.
+            block: The index.
+
+        Raises:
+            StorageError: There is no such document, or no longer, or the disk refused.
+        """
+        place = self._index_path(digest, parser, tokenizer)
+        with storage_errors("the document's index cannot be stored"), self._index_lock:
+            for other in [*place.parent.iterdir()]:  # raises when the document is gone
+                if other.suffix == _INDEX_SUFFIX and other != place:
+                    self._disk.remove(other)
+            self._write(place, block)
+
+    def map_index(self, digest: str, parser: str, tokenizer: str) -> mmap.mmap | None:
+        """Map the index of a parsed document's tokens; `None` where none is stored.
+
+        Raises:
+            StorageError: The disk refused.
+            ValueError: The file is empty.
+        """
+        with storage_errors("the document's index cannot be read"):
+            try:
+                return self._disk.map(self._index_path(digest, parser, tokenizer))
+            except FileNotFoundError:
+                return None
+
     def drop(self, digest: str) -> None:
         """Remove an original and everything made of it."""
-        with storage_errors("the document's files cannot be removed"), self._recent_lock:
+        with (
+            storage_errors("the document's files cannot be removed"),
+            self._index_lock,  # whoever waits to store an index finds no folder any more
+            self._recent_lock,
+        ):
             for key in [key for key in self._recent if key[0] == digest]:
                 del self._recent[key]
             self._disk.remove(self.blob_path(digest))
@@ -200,6 +240,9 @@ class FileStore:
     def _parsed_folder(self, digest: str, parser: str) -> Path:
         version = sha256(parser.encode()).hexdigest()[:16]
         return self._parsed / digest[:2] / digest / version
+
+    def _index_path(self, digest: str, parser: str, tokenizer: str) -> Path:
+        return self._parsed_folder(digest, parser) / f"{tokenizer[:16]}{_INDEX_SUFFIX}"
 
     def _write(self, place: Path, data: bytes) -> None:
         path = self._incoming / uuid4().hex

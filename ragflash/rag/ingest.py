@@ -22,6 +22,7 @@ from ragflash.rag.files import FileStore, storage_errors
 from ragflash.rag.index import VectorIndex
 from ragflash.rag.job_worker import JobControl
 from ragflash.rag.jobs import MAX_ATTEMPTS, JobCancelled, JobInterrupted, JobTable
+from ragflash.rag.lookup import LookupIndexes, TextCutter
 from ragflash.rag.points import PointWriter, indexed_text
 from ragflash.rag.records import DocumentRecord, DocumentState, JobState
 from ragflash.rag.sparse import document_vector
@@ -75,7 +76,8 @@ class Ingestor:
         parser: DocumentParser,
         embedder: Embedder,
         eraser: Eraser,
-        count_tokens: Callable[[str], int] | None,
+        cutter: Callable[[], TextCutter] | None,
+        lookups: LookupIndexes | None,
     ) -> None:
         self._db = database
         self._corpus = corpus
@@ -85,7 +87,8 @@ class Ingestor:
         self._writer = PointWriter(index, embedder)
         self._parser = parser
         self._eraser = eraser
-        self._count_tokens = count_tokens
+        self._cutter = cutter
+        self._lookups = lookups
 
     def run(self, control: JobControl) -> None:
         """Bring a document as far as it can go and end the job with it.
@@ -187,13 +190,12 @@ class Ingestor:
                 FailureReason.NO_TEXT, f"{document.name} holds no text that can be read"
             )
         self._files.write_document(document.sha256, parsed)
-        tokens = self._count_tokens(parsed.text) if self._count_tokens is not None else 0
         facts = ParsedFacts(
             media_type=parsed.media_type,
             parser=parsed.parser,
             pages=len(parsed.pages),
             characters=len(parsed.text),
-            tokens=tokens,
+            tokens=self._cut(document.sha256, parsed),
             warnings=_warnings(parsed),
         )
         frequencies: Counter[int] = Counter()
@@ -204,6 +206,17 @@ class Ingestor:
             self._corpus.put_parsed(document.id, facts)
             self._corpus.put_chunks(document, chunks, frequencies)
             self._corpus.move(document.id, DocumentState.EMBEDDING)
+
+    def _cut(self, digest: str, parsed: Document) -> int:
+        """Cut a text into tokens and index them; return how many, 0 where there is no model."""
+        if self._cutter is None:
+            return 0
+        cutter = self._cutter()
+        token_ids = cutter.encode(parsed.text)
+        if self._lookups is not None:
+            named = digest, parsed.parser, parsed.text
+            self._lookups.make(*named, token_ids, cutter.fingerprint)
+        return len(token_ids)
 
     def _read(self, document: DocumentRecord, control: JobControl) -> Document:
         def report(_: str, done: int, total: int) -> None:

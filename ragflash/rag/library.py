@@ -18,6 +18,7 @@ from ragflash.rag.files import StagedBlob, storage_errors
 from ragflash.rag.ingest import DocumentParser
 from ragflash.rag.jobs import now_ms
 from ragflash.rag.library_replies import AddResult, LibraryHealth, Page
+from ragflash.rag.lookup import LookupIndexes, TextCutter
 from ragflash.rag.reconcile import Reconciliation
 from ragflash.rag.records import (
     ChunkRecord,
@@ -31,6 +32,7 @@ from ragflash.rag.records import (
     SearchHit,
     SearchMode,
 )
+from ragflash.speculative.lookup import SourceIndex
 from ragflash_ingest.document import Document, FailureReason
 from ragflash_ingest.names import safe_display_name
 
@@ -57,6 +59,7 @@ class Library:
         self._corpus = parts.corpus
         self._jobs = parts.jobs
         self._files = parts.files
+        self._lookups = LookupIndexes(parts.files)
         self._eraser = parts.eraser
         self._reconciler = parts.reconciler
         self._ingestor = parts.ingestor
@@ -72,7 +75,7 @@ class Library:
         embedder: Embedder,
         *,
         parser: DocumentParser | None = None,
-        count_tokens: Callable[[str], int] | None = None,
+        cutter: Callable[[], TextCutter] | None = None,
         on_drop: Callable[[str], None] | None = None,
     ) -> Self:
         """Take the data folder, finish what a crash interrupted, and start working.
@@ -81,7 +84,7 @@ class Library:
             config: Where it lies and its limits.
             embedder: Makes the vectors; another one than a collection was built with is refused.
             parser: Reads files; by default a pool of child processes. The library closes it.
-            count_tokens: Counts a text's tokens as the loaded language model does.
+            cutter: Gives what the language model cuts texts with, when it is first wanted.
             on_drop: Told the source id of every document that is erased, perhaps twice.
 
         Raises:
@@ -90,7 +93,7 @@ class Library:
             StorageError: The disk, the database or the vector store refused.
         """
         with ExitStack() as stack:
-            parts = assemble(config, embedder, stack, parser, count_tokens, on_drop)
+            parts = assemble(config, embedder, stack, parser, cutter, on_drop)
             parts.reconciler.run()
             stack.callback(parts.worker.close)
             parts.worker.start()
@@ -190,6 +193,12 @@ class Library:
         except StorageError:
             self._corpus.get(scope, document_id)  # deleted meanwhile: that is not a fault
             raise
+
+    def lookup_index(
+        self, record: DocumentRecord, document: Document, cutter: TextCutter
+    ) -> SourceIndex | None:
+        """What drafts are copied from a document with; see `LookupIndexes.open`."""
+        return self._lookups.open(record.sha256, document.parser, document.text, cutter)
 
     def chunks(self, scope: Scope, document_id: str) -> list[ChunkRecord]:
         """A document's passages in order; none before it is parsed.

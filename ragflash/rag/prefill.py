@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from ragflash import metrics
 from ragflash.engine.client import EngineClient
 from ragflash.engine.request import Failed, Finished, GenerateRequest, PrefillProgress
-from ragflash.rag.context import ContextPart, document_messages
+from ragflash.rag.context import ContextPart, copied_from, document_messages
 from ragflash.rag.library import Library
 from ragflash.rag.plan import plan
 from ragflash.rag.records import AskMode, AskRequest, DocumentRecord, Scope
@@ -47,6 +47,7 @@ class EngineReader:
             id=uuid.uuid4().hex,
             messages=document_messages(part),
             namespace=document.collection_id,
+            copied=copied_from(self.library, self.engine, (part,)),
             max_tokens=0,
             background=True,
         )

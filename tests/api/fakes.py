@@ -96,6 +96,8 @@ class Scripted:
 
 
 class FakeEngine(Scripted):
+    lookup_tokenizer = None
+
     def __init__(self, script: Sequence[Any] = ()) -> None:
         super().__init__(script or spoken("Seven", " years."))
         self.is_alive = True

@@ -16,6 +16,8 @@ from tests.rag.conftest import HashEmbedder, TextParser
 
 
 class WordTokenizer:
+    fingerprint = "0" * 64
+
     def encode(self, text: str) -> list[int]:
         return [len(word) for word in text.split()]
 

@@ -25,6 +25,7 @@ from ragflash.engine.request import (
     Usage,
 )
 from ragflash.errors import RagflashError
+from ragflash.rag.lookup import TextCutter
 
 Range = tuple[str, int, int]  # source id, start, end
 
@@ -94,6 +95,7 @@ class ScriptedEngine:
     scored: list[ScoreRequest] = field(default_factory=list)
     running: int = 0
     attending: int = 0
+    lookup_tokenizer: TextCutter | None = None
 
     def info(self) -> EngineInfo:
         sizes = ("Q4_1", "float32", "f16", self.context_tokens, "cpu")

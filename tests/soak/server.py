@@ -41,8 +41,10 @@ class Embedder:
 
 
 class Tokenizer:
+    fingerprint = "0" * 64
+
     def encode(self, text):
-        return text.split()
+        return [len(word) for word in text.split()]
 
 
 class Engine(FakeEngine):

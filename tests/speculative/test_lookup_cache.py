@@ -39,15 +39,6 @@ def test_an_index_larger_than_the_cache_is_not_kept():
     assert cache.num_bytes == 0
 
 
-def test_a_stored_index_is_used():
-    cache = IndexCache(10 * SIZE)
-    stored = SourceIndex(SourceIndex.build(text(0)).block)
-    cache.add(stored)
-    cache.add(stored)
-    assert cache.get(text(0)) is stored
-    assert cache.num_bytes == SIZE
-
-
 def test_threads_wait_for_the_one_that_builds(monkeypatch):
     cache, build = IndexCache(10 * SIZE), SourceIndex.build
     begun, may_end, built = threading.Event(), threading.Event(), []

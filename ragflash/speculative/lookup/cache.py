@@ -57,7 +57,7 @@ class IndexCache:
         finally:
             with self._lock:
                 del self._building[key]
-        self.add(index)
+        self._keep(index)
         return index
 
     def clear(self) -> None:
@@ -66,8 +66,7 @@ class IndexCache:
             self._kept.clear()
             self._num_bytes = 0
 
-    def add(self, index: SourceIndex) -> None:
-        """Keep an index that is there already, such as one that was stored."""
+    def _keep(self, index: SourceIndex) -> None:
         with self._lock:
             before = self._kept.pop(index.key, None)
             self._num_bytes -= before.num_bytes if before else 0
