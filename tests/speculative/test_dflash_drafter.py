@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 import pytest
 
-from ragflash.models.dflash import DFlashModel
+from ragflash.models.dflash import DFlashModel, DraftSequence
 from ragflash.speculative.dflash import DFlashDrafter
 from ragflash.speculative.drafter import Draft
 from ragflash.speculative.verify import verify
@@ -49,7 +49,7 @@ def extend(target, tokens: list[int], draft: Draft) -> list[int]:
 
 
 def test_an_answer_with_drafts_is_the_answer_without(model, target):
-    drafter, drafts = DFlashDrafter(model, 64), []
+    drafter, drafts = DFlashDrafter(DraftSequence(model, 64)), []
     tokens, computed = [*PROMPT, run_target(target, PROMPT)[1][-1]], 0
     while len(tokens) < len(PROMPT) + NUM_TOKENS:
         absorb(target, drafter, tokens[:-1], computed)
@@ -63,17 +63,17 @@ def test_an_answer_with_drafts_is_the_answer_without(model, target):
 
 
 def test_proposes_no_more_than_it_was_trained_for(model, target):
-    drafter = DFlashDrafter(model, 64)
+    drafter = DFlashDrafter(DraftSequence(model, 64))
     absorb(target, drafter, PROMPT[:-1])
     assert len(drafter.propose(PROMPT, 1)) == 1
     assert len(drafter.propose(PROMPT, 50)) == drafter.most_tokens == BLOCK - 1
-    narrow = DFlashDrafter(model, 64, num_tokens=2)
+    narrow = DFlashDrafter(DraftSequence(model, 64), num_tokens=2)
     absorb(target, narrow, PROMPT[:-1])
     assert len(narrow.propose(PROMPT, 50)) == 2
 
 
 def test_waits_for_tokens_that_are_not_computed(model, target):
-    drafter = DFlashDrafter(model, 64)
+    drafter = DFlashDrafter(DraftSequence(model, 64))
     absorb(target, drafter, PROMPT[:4])
     assert drafter.propose(PROMPT, 4) == Draft((), "dflash", reason="no_context")
     absorb(target, drafter, PROMPT[:-1], start=4)
@@ -81,7 +81,10 @@ def test_waits_for_tokens_that_are_not_computed(model, target):
 
 
 def test_a_stored_session_proposes_what_it_would_have(model, target):
-    drafter, restored = DFlashDrafter(model, 64), DFlashDrafter(model, 64)
+    drafter, restored = (
+        DFlashDrafter(DraftSequence(model, 64)),
+        DFlashDrafter(DraftSequence(model, 64)),
+    )
     absorb(target, drafter, PROMPT[:5])
     restored.load_state(drafter.export_state())
     for one in (drafter, restored):
@@ -93,7 +96,7 @@ def test_a_stored_session_proposes_what_it_would_have(model, target):
 
 def test_rows_may_begin_late_or_again(model, target):
     """A prompt from the cache without the drafter's state, and tokens that are computed anew."""
-    late, drafter = DFlashDrafter(model, 64), DFlashDrafter(model, 64)
+    late, drafter = DFlashDrafter(DraftSequence(model, 64)), DFlashDrafter(DraftSequence(model, 64))
     absorb(target, late, PROMPT[:-1], start=4)
     assert len(late.propose(PROMPT, 4)) == 4
     absorb(target, drafter, PROMPT[:-1])
@@ -104,4 +107,4 @@ def test_rows_may_begin_late_or_again(model, target):
 
 def test_refuses_the_state_of_another(model):
     with pytest.raises(ValueError, match="another drafter's"):
-        DFlashDrafter(model, 64).load_state(b"")
+        DFlashDrafter(DraftSequence(model, 64)).load_state(b"")

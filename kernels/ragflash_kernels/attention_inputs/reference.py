@@ -34,7 +34,8 @@ def attention_inputs_reference(
 
 
 def _heads(columns: Columns, head_dim: int) -> Tensor:
-    return columns.sum().view(-1, columns.width // head_dim, head_dim)
+    rows = columns.partials.shape[1]  # there may be no heads
+    return columns.sum().view(rows, columns.width // head_dim, head_dim)
 
 
 def _saturated(x: Tensor) -> Tensor:

@@ -3,6 +3,7 @@
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
+from functools import partial
 from itertools import pairwise
 from typing import Self
 
@@ -10,6 +11,8 @@ import torch
 
 from ragflash.errors import ModelError
 from ragflash.models.decoder import Decoder
+from ragflash.models.device.matrices import gathered
+from ragflash.models.linear import PackedEmbedding
 
 MAX_CANDIDATES = 16
 
@@ -73,11 +76,14 @@ class Target:
     def of(cls, decoder: Decoder) -> Self:
         """Describe a loaded model."""
         parts = decoder.parts
+        embed: Callable[[torch.Tensor], torch.Tensor] = parts.embedding
+        if isinstance(parts.embedding, PackedEmbedding):  # a card's, in the host's memory
+            embed = partial(gathered, parts.embedding)
         return cls(
             num_layers=len(parts.blocks),
             hidden_size=parts.norm.weight.numel(),
             vocab_size=decoder.vocab_size,
-            embed=parts.embedding,
+            embed=embed,
             logits=decoder.logits,
             soft_cap=parts.soft_cap,
         )

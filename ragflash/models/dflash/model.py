@@ -10,30 +10,13 @@ from dataclasses import dataclass
 
 import torch
 
-from ragflash.models.dflash.config import MAX_CANDIDATES, DFlashConfig, Target
+from ragflash.models.dflash.config import DFlashConfig, Target
+from ragflash.models.dflash.context import Candidates, check_draft
 from ragflash.models.dflash.layers import DraftLayer
 from ragflash.models.dflash.ring import RING_TOKENS, KVRing
 from ragflash.models.dflash.selector import PathSelector
 from ragflash.models.layers import Angles, Norm
 from ragflash.models.linear import Linear
-
-
-@dataclass(frozen=True, slots=True)
-class Candidates:
-    """What a drafter says of the tokens behind a pending one.
-
-    Slots are predicted side by side: the probabilities of one do not depend on the tokens chosen
-    in those before it. Whatever is proposed from them is verified as a one-point distribution.
-
-    Attributes:
-        token_ids: `[S, K]` int64, each slot's most probable tokens, the best first.
-        log_probs: Theirs among the whole vocabulary, `[S, K]` float32.
-        chain: One token a slot: the most probable, or in DFlash 2 the selector's choice.
-    """
-
-    token_ids: torch.Tensor
-    log_probs: torch.Tensor
-    chain: tuple[int, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,6 +49,12 @@ class DFlashModel:
         target: The model whose tokens it drafts.
         dtype: What it computes in; norms, softmax and log-probabilities are float32.
         max_rows: Rows that its matrices take at once; `None` for any number.
+
+    Attributes:
+        config: As given.
+        parts: As given.
+        target: As given.
+        dtype: As given.
     """
 
     def __init__(
@@ -78,8 +67,8 @@ class DFlashModel:
     ) -> None:
         self.config = config
         self.dtype = dtype
-        self._parts = parts
-        self._target = target
+        self.parts = parts
+        self.target = target
         self._max_rows = max_rows
 
     def new_ring(self, num_tokens: int = RING_TOKENS) -> KVRing:
@@ -90,7 +79,7 @@ class DFlashModel:
             config.num_kv_heads,
             config.head_dim,
             dtype=self.dtype,
-            device=self._parts.frequencies.device,
+            device=self.parts.frequencies.device,
             num_tokens=num_tokens,
         )
 
@@ -105,29 +94,29 @@ class DFlashModel:
         parts, size = [], self._max_rows or len(features)
         for start in range(0, len(features), size):
             rows = features[start : start + size].to(self.dtype)
-            joined = self._parts.features_norm(self._parts.features(rows))
+            joined = self.parts.features_norm(self.parts.features(rows))
             angles = self._angles(position + start, len(rows))
-            kept = [layer.attention.keys_values(joined, angles) for layer in self._parts.layers]
+            kept = [layer.attention.keys_values(joined, angles) for layer in self.parts.layers]
             parts.append(torch.stack(kept, dim=1))
         return torch.cat(parts, dim=2)
 
     @torch.no_grad()
     def hidden(self, token_ids: Sequence[int], context: KVRing) -> torch.Tensor:
         """Return the rows `[N, H]` of a block behind the context, after the last norm."""
-        ids = torch.tensor(token_ids, device=self._parts.frequencies.device)
-        x = self._target.embed(ids).to(self.dtype) * self.config.embedding_scale
+        ids = torch.tensor(token_ids, device=self.parts.frequencies.device)
+        x = self.target.embed(ids).to(self.dtype) * self.config.embedding_scale
         angles = self._angles(context.end, len(token_ids))
-        for layer in self._parts.layers:
+        for layer in self.parts.layers:
             x = layer(x, angles, context)
-        return self._parts.norm(x)
+        return self.parts.norm(x)
 
     @torch.no_grad()
     def draft(self, pending: int, width: int, top_k: int, context: KVRing) -> Candidates:
-        """See `DraftSequence.draft`."""
+        """See `DraftContext.draft`."""
         mask = self.config.mask_token_id
         rows = self.hidden([pending, *[mask] * width], context)[1:]
-        logits = self._target.logits(rows * self.config.output_scale)
-        selector = self._parts.selector
+        logits = self.target.logits(rows * self.config.output_scale)
+        selector = self.parts.selector
         if selector is not None:
             top_k = max(top_k, selector.top_k)
         best, token_ids = logits.topk(min(top_k, logits.shape[1]), dim=-1)
@@ -135,21 +124,19 @@ class DFlashModel:
         if selector is None:
             chain = tuple(token_ids[:, 0].tolist())
         else:
-            chain = selector.choose(pending, rows, token_ids, log_probs)
+            before = torch.tensor([pending], device=token_ids.device)
+            chain = tuple(selector.choose(before, rows, token_ids, log_probs).tolist())
         return Candidates(token_ids, log_probs, chain)
 
     def _angles(self, position: int, num_rows: int) -> Angles:
-        frequencies = self._parts.frequencies
+        frequencies = self.parts.frequencies
         positions = torch.arange(position, position + num_rows, device=frequencies.device)
         angles = positions[:, None].float() * frequencies
         return angles.cos(), angles.sin()
 
 
 class DraftSequence:
-    """One sequence's context of a drafter.
-
-    Features are appended for tokens that the target has committed, never for rejected ones; the
-    pending token, sampled and not yet computed, has none.
+    """See `DraftContext`; kept by plain torch.
 
     Args:
         model: The drafter.
@@ -161,54 +148,39 @@ class DraftSequence:
         self._ring = model.new_ring(ring_tokens)
 
     @property
+    def most_tokens(self) -> int:
+        """See `DraftContext`."""
+        return self._model.config.block_size - 1
+
+    @property
     def position(self) -> int:
-        """Of the token whose features come next, which is the pending one's."""
+        """See `DraftContext`."""
         return self._ring.end
 
     def append(self, features: torch.Tensor) -> None:
-        """Take the features `[N, taps · H]`, N ≥ 1, of the tokens from `position` on.
-
-        Those that would not stay in the ring cost nothing; a long prompt may leave them out with
-        `restart` instead.
-        """
+        """See `DraftContext`."""
         kept = features[-self._ring.num_tokens :]
         if len(kept) < len(features):
             self._ring.restart(self._ring.end + len(features) - len(kept))
         self._ring.append(self._model.context(kept, self._ring.end))
 
     def draft(self, pending: int, position: int, width: int, top_k: int = 8) -> Candidates:
-        """Predict the tokens behind the pending one, in one pass.
-
-        Args:
-            pending: The newest token.
-            position: Its position.
-            width: Slots to predict, 1 to the trained block size − 1.
-            top_k: Tokens a slot, up to 16; DFlash 2 returns at least as many as its selector sees.
-
-        Raises:
-            ValueError: An argument is outside its range, or features of tokens before the pending
-                one are missing.
-        """
-        if position != self.position:
-            raise ValueError(f"features end at {self.position}, the pending token is at {position}")
-        if not 1 <= width < self._model.config.block_size:
-            raise ValueError(f"{width} slots: blocks of {self._model.config.block_size} rows")
-        if not 1 <= top_k <= MAX_CANDIDATES:
-            raise ValueError(f"top_k = {top_k} is not within 1…{MAX_CANDIDATES}")
+        """See `DraftContext`."""
+        check_draft(self._model.config, self.position, position, width, top_k)
         return self._model.draft(pending, width, top_k, self._ring)
 
     def truncate(self, position: int) -> None:
-        """Forget the features of tokens from a position on."""
+        """See `DraftContext`."""
         self._ring.truncate(position)
 
     def restart(self, position: int) -> None:
-        """Forget all features; the next are those of the token at a position."""
+        """See `DraftContext`."""
         self._ring.restart(position)
 
     def export(self) -> bytes:
-        """Return the state, so that a sequence that `load`s it drafts the same."""
+        """See `DraftContext`."""
         return self._ring.export()
 
     def load(self, state: bytes) -> None:
-        """Take over a state; raises `ValueError` for one of another drafter."""
+        """See `DraftContext`."""
         self._ring.load(state)

@@ -11,7 +11,54 @@ _MAGIC = b"DFLASHKV"
 _DTYPES = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2}
 
 
-class KVRing:
+class RingSpan:
+    """The positions whose tokens a ring holds.
+
+    Args:
+        num_tokens: Most of them.
+    """
+
+    def __init__(self, num_tokens: int) -> None:
+        self._num_tokens = num_tokens
+        self._start = self._end = 0
+
+    @property
+    def num_tokens(self) -> int:
+        """Size."""
+        return self._num_tokens
+
+    @property
+    def start(self) -> int:
+        """Position of the oldest token that is there."""
+        return self._start
+
+    @property
+    def end(self) -> int:
+        """Position of the token that comes next."""
+        return self._end
+
+    def advance(self, num_tokens: int) -> None:
+        """Count tokens that were written from `end` on."""
+        self._end += num_tokens
+        self._start = max(self._start, self._end - self._num_tokens)
+
+    def truncate(self, position: int) -> None:
+        """Forget tokens from a position on; all, when none before it is held.
+
+        Raises:
+            ValueError: The position is not reached yet.
+        """
+        if not 0 <= position <= self._end:
+            raise ValueError(f"position {position} is not within 0…{self._end}")
+        self._end = position
+        self._start = min(self._start, position)
+
+    def restart(self, position: int) -> None:
+        """Forget everything; the next token is that of a position."""
+        self._start = self._end = position
+
+
+class KVRing(RingSpan):
     """A token's place is its position modulo the size, so that nothing is ever moved.
 
     Args:
@@ -33,32 +80,17 @@ class KVRing:
         device: torch.device | str = "cpu",
         num_tokens: int = RING_TOKENS,
     ) -> None:
+        super().__init__(num_tokens)
         shape = (2, num_layers, num_tokens, num_heads, head_dim)
         self._values = torch.empty(shape, dtype=dtype, device=device)
-        self._start = self._end = 0
-
-    @property
-    def num_tokens(self) -> int:
-        """Size."""
-        return self._values.shape[2]
-
-    @property
-    def start(self) -> int:
-        """Position of the oldest token that is there."""
-        return self._start
-
-    @property
-    def end(self) -> int:
-        """Position of the token that comes next."""
-        return self._end
 
     def append(self, kv: torch.Tensor) -> None:
         """Write keys and values `[2, L, N, H, D]` of the tokens from `end` on."""
-        self._end += kv.shape[2]
         kept = kv[:, :, -self.num_tokens :]
-        slots = torch.arange(self._end - kept.shape[2], self._end, device=kv.device)
+        end = self.end + kv.shape[2]
+        slots = torch.arange(end - kept.shape[2], end, device=kv.device)
         self._values[:, :, slots % self.num_tokens] = kept
-        self._start = max(self._start, self._end - self.num_tokens)
+        self.advance(kv.shape[2])
 
     def newest(self, layer: int, count: int | None = None) -> tuple[torch.Tensor, torch.Tensor]:
         """Return K and V `[N, H, D]` of a layer's newest tokens in order, at most `count`."""
@@ -73,36 +105,11 @@ class KVRing:
             keys, others = values[:, begin : begin + length]
         return keys, others
 
-    def truncate(self, position: int) -> None:
-        """Forget tokens from a position on; all, when none before it is held.
-
-        Raises:
-            ValueError: The position is not reached yet.
-        """
-        if not 0 <= position <= self._end:
-            raise ValueError(f"position {position} is not within 0…{self._end}")
-        self._end = position
-        self._start = min(self._start, position)
-
-    def restart(self, position: int) -> None:
-        """Forget everything; the next token is that of a position."""
-        self._start = self._end = position
-
     def export(self) -> bytes:
         """Return what is held, as `load` takes it."""
         layers = range(self._values.shape[1])
         held = torch.stack([torch.stack(self.newest(layer)) for layer in layers])
-        _, num_layers, _, num_heads, head_dim = self._values.shape
-        header = _HEADER.pack(
-            _MAGIC,
-            _DTYPES[self._values.dtype],
-            num_layers,
-            num_heads,
-            head_dim,
-            self._start,
-            self._end,
-        )
-        return header + held.cpu().contiguous().view(torch.uint8).numpy().tobytes()
+        return pack_state(held, self.start)
 
     def load(self, state: bytes) -> None:
         """Replace everything by what `export` returned, the newest part where this is smaller.
@@ -111,17 +118,42 @@ class KVRing:
             ValueError: It is of another drafter or dtype, or cut.
         """
         _, num_layers, _, num_heads, head_dim = self._values.shape
-        dtype = self._values.dtype
-        expected = (_MAGIC, _DTYPES[dtype], num_layers, num_heads, head_dim)
-        if len(state) < _HEADER.size or _HEADER.unpack_from(state)[:5] != expected:
-            raise ValueError("the stored state of a drafter is another drafter's")
-        start, end = _HEADER.unpack_from(state)[5:]
-        shape = (num_layers, 2, end - start, num_heads, head_dim)
-        num_bytes = torch.Size(shape).numel() * dtype.itemsize
-        if not 0 <= start <= end or len(state) - _HEADER.size != num_bytes:
-            raise ValueError("the stored state of a drafter is damaged")
+        start, held = unpack_state(state, (num_layers, num_heads, head_dim), self._values.dtype)
         self.restart(start)
-        if end > start:
-            held = torch.frombuffer(bytearray(state), dtype=torch.uint8, offset=_HEADER.size)
-            held = held.view(dtype).view(shape).transpose(0, 1)
-            self.append(held.to(self._values.device))
+        self.append(held.transpose(0, 1).to(self._values.device))
+
+
+def pack_state(held: torch.Tensor, start: int) -> bytes:
+    """Return keys and values `[L, 2, N, H, D]` of the tokens from a position on as bytes."""
+    num_layers, _, num_tokens, num_heads, head_dim = held.shape
+    kind, end = _DTYPES[held.dtype], start + num_tokens
+    header = _HEADER.pack(_MAGIC, kind, num_layers, num_heads, head_dim, start, end)
+    return header + held.cpu().contiguous().view(torch.uint8).numpy().tobytes()
+
+
+def unpack_state(
+    state: bytes, sizes: tuple[int, int, int], dtype: torch.dtype
+) -> tuple[int, torch.Tensor]:
+    """Return what `pack_state` was given: the position, and keys and values.
+
+    Args:
+        state: What it returned.
+        sizes: Layers, heads, and values a head that are expected.
+        dtype: Expected.
+
+    Raises:
+        ValueError: It is of another drafter or dtype, or cut.
+    """
+    expected = (_MAGIC, _DTYPES[dtype], *sizes)
+    if len(state) < _HEADER.size or _HEADER.unpack_from(state)[:5] != expected:
+        raise ValueError("the stored state of a drafter is another drafter's")
+    start, end = _HEADER.unpack_from(state)[5:]
+    num_layers, num_heads, head_dim = sizes
+    shape = (num_layers, 2, end - start, num_heads, head_dim)
+    num_bytes = torch.Size(shape).numel() * dtype.itemsize
+    if not 0 <= start <= end or len(state) - _HEADER.size != num_bytes:
+        raise ValueError("the stored state of a drafter is damaged")
+    if start == end:
+        return start, torch.empty(shape, dtype=dtype)
+    held = torch.frombuffer(bytearray(state), dtype=torch.uint8, offset=_HEADER.size)
+    return start, held.view(dtype).view(shape)

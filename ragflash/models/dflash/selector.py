@@ -31,24 +31,24 @@ class PathSelector:
 
     def choose(
         self,
-        pending: int,
+        pending: torch.Tensor,
         hidden: torch.Tensor,
         token_ids: torch.Tensor,
         scores: torch.Tensor,
-    ) -> tuple[int, ...]:
-        """Return one token a slot.
+    ) -> torch.Tensor:
+        """Return one token a slot, int64 `[S]`; launches the same whatever the tensors hold.
 
         Args:
-            pending: The token before the first slot.
+            pending: The token before the first slot, int64 `[1]`.
             hidden: `[S, H]`, what the head reads.
             token_ids: Candidates `[S, K]`, the best first; the first `top_k` are considered.
             scores: Their logits `[S, K]`, up to a constant a slot.
         """
         token_ids, scores = token_ids[:, : self.top_k], scores[:, : self.top_k]
         projected = self.hidden(hidden).float()
-        path, previous = [], torch.tensor([pending], device=token_ids.device)
+        path, previous = [], pending
         for row, candidates, own in zip(projected, token_ids, scores, strict=True):
             following = self.after(candidates).float() @ (self.before(previous)[0].float() * row)
-            previous = candidates[(own + following).argmax()][None]
+            previous = candidates[(own + following).argmax(0, keepdim=True)]
             path.append(previous)
-        return tuple(torch.cat(path).tolist())
+        return torch.cat(path)

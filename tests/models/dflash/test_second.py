@@ -79,7 +79,8 @@ def test_selector_goes_left_to_right(seed):
     )
     constant = torch.arange(slots)[:, None].float()
     scores = best.values.float() - constant
-    found = selector.choose(3, hidden.float(), best.indices, scores)
+    chosen = selector.choose(torch.tensor([3]), hidden.float(), best.indices, scores)
+    found = tuple(chosen.tolist())
     considered = best.indices[:, :top_k], best.values[:, :top_k]
     assert found == choose(3, hidden, *considered, before, after, matrix)
     assert found != tuple(best.indices[:, 0].tolist())
