@@ -67,7 +67,7 @@ def start_engine(
     On a CPU `prefill_chunk_tokens` are the most of a prompt in one step. Beyond `max_slots` running
     requests `queue_size` may wait. `cache_dir` remembers hashes and measured formats. With `drafts`
     answers are drafted where that pays, from documents and by `row_drafters`; a `drafter_factory`
-    takes the place of that. What is stored goes to `archive` too; close it after the engine.
+    chooses in the place of that. What is stored goes to `archive` too; close it after the engine.
 
     Raises:
         ModelError: A file cannot be used.
@@ -78,7 +78,7 @@ def start_engine(
     _check(context_tokens=context_tokens, verify_rows=verify_rows)
     threads = threads or torch.get_num_threads()
     where, model_hash = choose_device(device), content_hash(model_path, cache_dir)
-    drafts = row_drafters.checked(where, is_asked=drafts and drafter_factory is None)
+    drafts = row_drafters.checked(where, is_asked=drafts)
     host = HostOptions(dtype, weights, kv_format, grid_tokens, context_tokens, kv_bytes, max_slots)
     place = partial(place_on_host, options=host)
     if is_card := where.type == "cuda":
@@ -90,7 +90,7 @@ def start_engine(
     info = _info(loaded, model_hash)
     chunk_tokens = PREFILL_ROWS if is_card else prefill_chunk_tokens
     drafting = Drafting(told.depends_on if told else (), has_trees=True) if drafts else None
-    turns = _Turns(max_slots, chunk_tokens, drafting or drafter_factory, verify_rows - 1)
+    turns = _Turns(max_slots, chunk_tokens, drafter_factory or drafting, verify_rows - 1)
     arithmetic = (f"exact {exact}",) if is_card else (_cpu(), f"{threads} threads")
     core = _core(loaded, info, turns, arithmetic, archive, told)
     prepare = partial(_prepare, loaded.placed, drafting, verify_rows, threads)
