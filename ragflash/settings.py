@@ -99,8 +99,8 @@ class Settings(BaseSettings):
     )
     drafter: Path | None = Field(
         None,
-        description="DFlash drafter of the model, a GGUF file or a folder with safetensors; on the "
-        "processor only.",
+        description="DFlash drafter of the model: a GGUF file, or on the processor a folder with "
+        "safetensors.",
     )
     verify_rows: int = Field(
         21, ge=1, le=32, description="Most rows of a request in one step, its drafts included."

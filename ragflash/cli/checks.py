@@ -244,7 +244,8 @@ def check_card(settings: Settings) -> Finding:
 
 def _plan(settings: Settings, vram_bytes: int) -> tuple[ModelShape, PlanOptions, bool]:
     """Return what `plan_to_fit` wants for the settings."""
-    from ragflash.models.shapes import model_shape  # noqa: PLC0415  (imports torch)
+    from ragflash.cli.models import shape_of_drafter  # noqa: PLC0415  (imports torch)
+    from ragflash.models.shapes import model_shape  # noqa: PLC0415
 
     with GGUFFile.open(model_path(settings)) as file:
         shape = model_shape(file)
@@ -253,6 +254,7 @@ def _plan(settings: Settings, vram_bytes: int) -> tuple[ModelShape, PlanOptions,
         settings.context_tokens or shape.context_tokens,
         "q8_0" if settings.kv_format == "auto" else settings.kv_format,
         slots=settings.max_slots,
+        drafter=shape_of_drafter(settings.drafter),
     )
     return shape, options, settings.context_tokens is None
 

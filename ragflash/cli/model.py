@@ -98,13 +98,14 @@ def plan(
     ctx: Annotated[int, typer.Option(help="Tokens of context.")] = 138_696,
     kv: Annotated[str, typer.Option(help="Format of keys and values.")] = "tq3_0",
     slots: Annotated[int, typer.Option(help="Sequences decoded together.")] = 1,
+    drafter: Annotated[Path | None, typer.Option(help="A DFlash drafter's GGUF file.")] = None,
     as_json: JsonOption = False,
 ) -> None:
     """Say what a model takes of a card's memory, and what each option costs in context.
 
     The exit code is 1 when it does not fit.
     """
-    from ragflash.cli.models import named_shape  # noqa: PLC0415  (imports torch)
+    from ragflash.cli.models import named_shape, shape_of_drafter  # noqa: PLC0415  (imports torch)
 
     with Output(as_json=as_json) as output:
         sizes = {"vram": vram, "ctx": ctx, "slots": slots}
@@ -112,6 +113,7 @@ def plan(
             if not 0 < value < inf:
                 raise SettingInvalid(f"--{name} {value} must be a positive number")
         options = planner.PlanOptions(int(vram * _GIB), ctx, _kv_format(kv), slots=slots)
+        options = replace(options, drafter=shape_of_drafter(drafter))
         shape = named_shape(model)
         if ctx > shape.context_tokens:
             raise ContextTooLong(

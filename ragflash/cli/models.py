@@ -9,11 +9,12 @@ from ragflash.errors import ModelMissing
 from ragflash.gguf.packaged import packaged_model_path
 from ragflash.gguf.reader import GGUFFile
 from ragflash.kvcache.formats import KV_FORMATS
-from ragflash.kvcache.planner import ModelShape, kv_bytes
+from ragflash.kvcache.planner import DrafterShape, ModelShape, kv_bytes
+from ragflash.models.dflash.shape import drafter_shape
 from ragflash.models.shapes import model_shape, shape_file, shape_names
 from ragflash.models.weights import weight_format
 
-__all__ = ["describe", "installed", "named", "named_shape"]
+__all__ = ["describe", "installed", "named", "named_shape", "shape_of_drafter"]
 
 
 def installed(folder: Path) -> Iterator[Path]:
@@ -42,6 +43,11 @@ def named_shape(name: str) -> ModelShape:
         return model_shape(shape_file(name))
     with GGUFFile.open(named(name)) as file:
         return model_shape(file)
+
+
+def shape_of_drafter(path: Path | None) -> DrafterShape | None:
+    """Return the sizes of a drafter's file, `None` of none."""
+    return None if path is None else drafter_shape(named(str(path)))
 
 
 def describe(path: Path) -> dict[str, Any]:

@@ -82,6 +82,25 @@ class ModelShape:
 
 
 @dataclass(frozen=True, slots=True)
+class DrafterShape:
+    """What a drafter's file says of its size.
+
+    Attributes:
+        weight_bytes: On the card, repacked.
+        ring_bytes: Keys and values of the newest tokens of a sequence.
+        tap_layers: Layers of the model whose rows it reads.
+        largest_values: Of the largest matrix that rows of a prompt multiply with.
+        block_rows: Rows of a draft.
+    """
+
+    weight_bytes: int
+    ring_bytes: int
+    tap_layers: tuple[int, ...]
+    largest_values: int
+    block_rows: int
+
+
+@dataclass(frozen=True, slots=True)
 class PlanOptions:
     """What is asked of a card.
 
@@ -92,6 +111,7 @@ class PlanOptions:
         slots: Sequences that are decoded together.
         documents: Remembered prompts that can be continued at once: each keeps its newest pages
             in f16; recurrent states of documents are in the computer's own memory.
+        drafter: Beside the model; `None` for none.
     """
 
     vram_bytes: int
@@ -99,6 +119,7 @@ class PlanOptions:
     kv_format: KVFormatName = "tq3_0"
     slots: int = 1
     documents: int = 2
+    drafter: DrafterShape | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -184,6 +205,7 @@ def plan_memory(shape: ModelShape, options: PlanOptions) -> MemoryPlan:
         PlanPart("recurrent state", options.slots * shape.state_bytes),
         PlanPart("tapes of rows to verify", options.slots * FEW_ROWS * shape.tape_bytes),
         *_work_parts(shape),
+        *_drafter_parts(shape, options),
         PlanPart("CUDA graphs", GRAPHS_BYTES, is_estimate=True),
         PlanPart("CUDA context", CONTEXT_BYTES, is_estimate=True),
         PlanPart("left free", SPARE_BYTES, is_estimate=True),
@@ -213,6 +235,8 @@ def alternatives(shape: ModelShape, options: PlanOptions) -> list[tuple[str, int
     ]
     others = [options.slots + 1] + ([options.slots - 1] if options.slots > 1 else [])
     changes += [(f"--slots {slots}", replace(options, slots=slots)) for slots in sorted(others)]
+    if options.drafter is not None:
+        changes.append(("no drafter", replace(options, drafter=None)))
     return [(name, most_context_tokens(shape, changed)) for name, changed in changes]
 
 
@@ -245,8 +269,8 @@ def _refusal(planned: MemoryPlan, most: int) -> str:
     have, needed = options.vram_bytes / _GIB, planned.total_bytes / _GIB
     text = (
         f"{shape.name} with {options.context_tokens:,} tokens of context, {options.kv_format} "
-        f"keys and values and --slots {options.slots} takes {needed:.2f} GiB, and {have:.2f} GiB "
-        "are there"
+        f"keys and values{', a drafter' if options.drafter else ''} and --slots {options.slots} "
+        f"takes {needed:.2f} GiB, and {have:.2f} GiB are there"
     )
     others = alternatives(shape, options)
     enough = [name for name, tokens in others if tokens >= options.context_tokens]
@@ -296,4 +320,20 @@ def _work_parts(shape: ModelShape) -> list[PlanPart]:
         PlanPart("rows of captured chunks", captured * row_bytes, is_estimate=True),
         PlanPart("keys and values, unpacked", 2 * HISTORY_TOKENS * layer_values, is_estimate=True),
         PlanPart("logits", logits, is_estimate=True),
+    ]
+
+
+def _drafter_parts(shape: ModelShape, options: PlanOptions) -> list[PlanPart]:
+    drafter = options.drafter
+    if drafter is None:
+        return []
+    # Logits as products, put together, and as powers that are added up.
+    logits = 3 * drafter.block_rows * shape.vocab_size * 4
+    features = 2 * len(drafter.tap_layers) * shape.hidden_size * (PREFILL_ROWS + FEW_ROWS)
+    more_values = max(0, drafter.largest_values - shape.largest_group_values)
+    return [
+        PlanPart("drafter", drafter.weight_bytes),
+        PlanPart("drafter: keys and values", options.slots * drafter.ring_bytes),
+        PlanPart("drafter: rows that it reads", features),
+        PlanPart("drafter: work", logits + 2 * more_values, is_estimate=True),
     ]

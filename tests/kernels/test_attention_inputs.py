@@ -40,7 +40,7 @@ class Case:
 
     def expected(self) -> tuple[torch.Tensor, torch.Tensor]:
         """Q, and the pool, by a loop in float64."""
-        heads = [columns.sum().double().unflatten(1, (-1, self.head_dim))
+        heads = [columns.sum().double().unflatten(1, (columns.width // self.head_dim, self.head_dim))
                  for columns in (self.q, self.k, self.v)]  # fmt: skip
         for i, norm in enumerate(self.norms):
             if norm is not None:
@@ -106,6 +106,7 @@ BACKENDS = [Backend.REFERENCE, Backend.TRITON]
         {"heads": (3, 1), "half": 32, "norms": False, "parts": (1, 1)},
         {"heads": (2, 2), "head_dim": 32, "half": 4, "parts": (1, 4)},
         {"dtype": torch.float16, "parts": (1, 1), "rows": 1},
+        {"heads": (0, 2)},  # keys and values alone
     ],
 )
 def test_equals_the_separate_steps(options, backend, monkeypatch):

@@ -6,10 +6,12 @@ import pytest
 import torch
 from gguf import GGMLQuantizationType
 
+from ragflash.bench.drafter_shape import DRAFTERS
 from ragflash.errors import DeviceMemoryShort, ModelError
 from ragflash.gguf.reader import GGUFFile, TensorInfo
 from ragflash.kvcache.formats import KVFormat
 from ragflash.kvcache.planner import (
+    DrafterShape,
     ModelShape,
     PlanOptions,
     alternatives,
@@ -19,6 +21,7 @@ from ragflash.kvcache.planner import (
     plan_memory,
     plan_to_fit,
 )
+from ragflash.models.dflash.shape import shape_of
 from ragflash.models.shapes import device_bytes, model_shape, shape_file, shape_names
 from ragflash_kernels.qmatmul.formats import RECORD_FORMATS
 from ragflash_kernels.qmatmul.packing import pack_matrix
@@ -164,6 +167,30 @@ def test_alternatives_say_what_each_option_costs(shape):
     }
     assert costs["--kv f16"] < costs["--kv tq4"] <= costs["--kv tq3_0"]
     assert costs["--slots 1"] > costs["--slots 3"]
+
+
+@pytest.fixture(scope="module")
+def drafter() -> DrafterShape:
+    return shape_of(DRAFTERS["dflash-qwen35-27b"].file("drafter"))
+
+
+def test_a_drafter_is_planned_part_by_part(shape, drafter):
+    options = PlanOptions(24 * GIB, 138_696, slots=2, drafter=drafter)
+    taken = {part.name: part.num_bytes for part in plan_memory(shape, options).parts}
+    without = plan_memory(shape, replace(options, drafter=None))
+    own = {name: size for name, size in taken.items() if name.startswith("drafter")}
+    assert plan_memory(shape, options).total_bytes == without.total_bytes + sum(own.values())
+    assert own["drafter: keys and values"] == 2 * 18 * 256 * 20_480
+    assert own["drafter: rows that it reads"] == 5 * 5120 * 2 * (2048 + 32)
+    assert own["drafter: work"] == 3 * 16 * 248_320 * 4, "its matrices fit the model's work space"
+
+
+def test_a_27b_with_a_drafter_fits_a_card_of_24_gb(shape, drafter):
+    options = PlanOptions(24 * GIB, 138_696, drafter=drafter)
+    assert plan_memory(shape, options).fits
+    crowded = replace(options, kv_format="q8_0", slots=2, context_tokens=120_000)
+    with pytest.raises(DeviceMemoryShort, match=r"a drafter and --slots 2 takes .*, or no drafter"):
+        plan_to_fit(shape, crowded, shrinks=False)
 
 
 def test_an_unnamed_context_shrinks_to_what_fits(shape):
