@@ -28,13 +28,16 @@ from ragflash.models.contract import (
     GreedyTappedModel,
     SequenceRows,
     Tapped,
+    TappedModel,
     TappedTokens,
 )
 from ragflash.models.decoder import Decoder
+from ragflash.models.device.model import DeviceModel
 from ragflash.models.dflash import DFlashModel, DraftSequence, Target, drafter_hash, load_drafter
-from ragflash.models.mtp import MtpHead
+from ragflash.models.mtp import MAX_DEPTH
+from ragflash.models.mtp_runner import HostMtp, MtpRunner
 from ragflash.speculative.dflash import DFlashDrafter
-from ragflash.speculative.mtp import MAX_DEPTH, MtpDrafter
+from ragflash.speculative.mtp import MtpDrafter
 from ragflash.speculative.rows import RowDrafter
 
 _log = logging.getLogger(__name__)
@@ -84,7 +87,7 @@ class RowDrafting:
     Args:
         model: That is drafted for.
         pages: Its keys and values, those of `mtp` among them.
-        mtp: Its own block of multi-token prediction; `None` does without.
+        mtp: Runs its own block of multi-token prediction; `None` does without.
         dflash: A drafter of its own; `None` does without.
         depends_on: Names of what their drafters keep of a stored segment, and what each depends on
             beside the segment's identity.
@@ -92,10 +95,10 @@ class RowDrafting:
 
     def __init__(
         self,
-        model: Decoder,
+        model: TappedModel,
         pages: KVPages,
         *,
-        mtp: MtpHead | None = None,
+        mtp: MtpRunner | None = None,
         dflash: DFlashModel | None = None,
         depends_on: Mapping[str, str],
     ) -> None:
@@ -115,9 +118,8 @@ class RowDrafting:
         width = request.draft_tokens if isinstance(request, GenerateRequest) else None
         made: dict[str, RowDrafter] = {}
         if self._mtp is not None:
-            run_block = partial(self._run_block, self._mtp, sequence)
-            depth = min(width or MAX_DEPTH, MAX_DEPTH)
-            made[MTP_PART] = MtpDrafter(self._mtp, run_block, self._model.compute_dtype, depth)
+            rows_of = partial(_rows_of, sequence)
+            made[MTP_PART] = MtpDrafter(self._mtp, rows_of, width or MAX_DEPTH)
         if self._dflash is not None:
             made[DRAFTER_PART] = DFlashDrafter(DraftSequence(self._dflash), width)
         return made
@@ -155,51 +157,44 @@ class RowDrafting:
         sequence, computed = rows.sequence, self._computed
         assert sequence.cache is not None
         assert computed is not None
-        at = torch.tensor(path, device=computed.stream.device) + self._starts[sequence.cache.slot]
+        first = self._starts[sequence.cache.slot]
         token_ids = [rows.token_ids[row] for row in path]
         for name, drafter in sequence.row_drafters.items():
-            read = computed.taps[at] if name == DRAFTER_PART else self._read_by_mtp(computed, at)
-            drafter.absorb(sequence.committed, token_ids, read)
+            read = computed.taps if name == DRAFTER_PART else computed.stream
+            drafter.absorb(sequence.committed, token_ids, _pick(read, first, path))
 
-    def _read_by_mtp(self, computed: Tapped | TappedTokens, at: torch.Tensor) -> torch.Tensor:
-        assert self._mtp is not None
-        stream = computed.stream[at]
-        return self._model.parts.norm(stream) if self._mtp.reads_normed else stream
 
-    def _run_block(
-        self,
-        mtp: MtpHead,
-        sequence: Sequence,
-        hidden: torch.Tensor,
-        token_ids: Run[int],
-        position: int,
-    ) -> torch.Tensor:
-        """See `BlockRunner`."""
-        cache, num_rows = sequence.cache, len(token_ids)
-        assert cache is not None
-        packed_pages = cache.table.packed_pages
-        num_pages = pages_for(position + num_rows) - len(packed_pages)
-        rows = SequenceRows(
-            slot=cache.slot,
-            num_rows=num_rows,
-            committed=position,
-            pages=cache.table.pages[:num_pages],
-            logit_rows=(),
-            packed_pages=packed_pages,
-        )
-        device = hidden.device
-        batch = ForwardBatch(
-            torch.tensor(token_ids, device=device),
-            torch.arange(position, position + num_rows, device=device),
-            (rows,),
-        )
-        return mtp.hidden(hidden, self._model.step(batch, self._pages))
+def _rows_of(sequence: Sequence, position: int, num_rows: int) -> SequenceRows:
+    """Return rows of a sequence's tokens, with the pages that it has."""
+    cache = sequence.cache
+    assert cache is not None
+    packed_pages = cache.table.packed_pages
+    num_pages = pages_for(position + num_rows) - len(packed_pages)
+    return SequenceRows(
+        slot=cache.slot,
+        num_rows=num_rows,
+        committed=position,
+        pages=cache.table.pages[:num_pages],
+        logit_rows=(),
+        packed_pages=packed_pages,
+    )
+
+
+def _pick(rows: torch.Tensor, first: int, path: Run[int]) -> torch.Tensor:
+    """Return the rows of a path, which begins behind row `first`; copies those of a tree alone."""
+    if path[-1] - path[0] == len(path) - 1:
+        return rows[first + path[0] : first + path[-1] + 1]
+    at = torch.tensor(path) + first
+    # A copy from memory that is not pinned would wait for all that the card has to do.
+    return rows[
+        at if rows.device.type == "cpu" else at.pin_memory().to(rows.device, non_blocking=True)
+    ]
 
 
 def load_row_drafting(
     placed: Placed, options: DrafterOptions, model_hash: str, cache_dir: Path | None
 ) -> RowDrafting | None:
-    """Load what reads rows of a placed model; `None` where nothing does, as on a card.
+    """Load what reads rows of a placed model; `None` where nothing does.
 
     Args:
         placed: The model.
@@ -211,17 +206,27 @@ def load_row_drafting(
         ModelError: The drafter's file cannot be used, or not with this model.
     """
     model, depends_on = placed.model, dict[str, str]()
-    if not isinstance(model, Decoder):
-        return None
-    mtp, dflash = model.mtp if options.mtp else None, None
+    assert isinstance(model, TappedModel)
+    mtp, dflash = _mtp_of(placed) if options.mtp else None, None
     if mtp is not None:
         depends_on[MTP_PART] = model_hash
     if options.file is not None:
+        assert isinstance(model, Decoder)
         dflash = load_drafter(options.file, Target.of(model), dtype=model.compute_dtype)
         depends_on[DRAFTER_PART] = drafter_hash(options.file, cache_dir)
     if not depends_on:
         return None
     return RowDrafting(model, placed.pages, mtp=mtp, dflash=dflash, depends_on=depends_on)
+
+
+def _mtp_of(placed: Placed) -> MtpRunner | None:
+    """Return what runs the model's block of multi-token prediction, if it has one."""
+    model = placed.model
+    if isinstance(model, DeviceModel):
+        return model.mtp
+    if isinstance(model, Decoder) and model.mtp is not None:
+        return HostMtp(model, model.mtp, placed.pages)
+    return None
 
 
 def export_parts(sequence: Sequence) -> Mapping[str, bytes]:

@@ -11,6 +11,8 @@ import torch
 from ragflash.models.layers import Mixer, Norm, Step
 from ragflash.models.linear import Embedding, Linear, PackedEmbedding
 
+MAX_DEPTH = 4  # tokens that are drafted in a row
+
 
 @dataclass(frozen=True, slots=True)
 class MtpHead:

@@ -1,50 +1,36 @@
 """Drafts of a model's own block of multi-token prediction, as chains."""
 
 import struct
-from collections.abc import Sequence
-from typing import Protocol
+from collections.abc import Callable, Sequence
 
 import torch
 
-from ragflash.models.mtp import MtpHead
+from ragflash.models.contract import SequenceRows
+from ragflash.models.mtp import MAX_DEPTH
+from ragflash.models.mtp_runner import MtpRunner
 from ragflash.speculative.drafter import Draft
 from ragflash.speculative.policy import Idle
 
 SOURCE = "mtp"
-MAX_DEPTH = 4
 
 _STATE = struct.Struct("<8s2q")
-_MAGIC = b"MTPCARRY"
+_MAGIC = b"MTPROW02"
 
-
-class BlockRunner(Protocol):
-    """Runs the block for one sequence, over the pages that are its target's too."""
-
-    def __call__(
-        self, hidden: torch.Tensor, token_ids: Sequence[int], position: int
-    ) -> torch.Tensor:
-        """Return the block's hidden rows `[N, H]`.
-
-        Args:
-            hidden: `[N, H]`, each of the token before the one in `token_ids`.
-            token_ids: Tokens.
-            position: Of the first of them; the block's keys and values are kept at theirs.
-        """
+RowsOf = Callable[[int, int], SequenceRows]  # of a sequence, from a position on, and how many
 
 
 class MtpDrafter:
     """See `RowDrafter`; proposes nothing while tokens before the newest are not computed.
 
-    The block's row of a token needs the hidden row of the token before. That of the newest token
+    The block's row of a token needs the target's row of the token before. That of the newest token
     is therefore carried from one chunk to the next, and is all the state there is beside the pages;
     the first token has zeros before it. So a page never depends on the token after it, and pages
     that sequences share are never written. Pages that come without that state have no keys and
     values of the block: nothing is proposed behind them.
 
     Args:
-        head: The block.
-        run_block: Of the sequence that this drafts for.
-        dtype: Of the target's rows.
+        block: Runs the block over the target's pages.
+        rows_of: The sequence that this drafts for.
         depth: Tokens to propose at most.
 
     Attributes:
@@ -54,13 +40,11 @@ class MtpDrafter:
 
     source = SOURCE
 
-    def __init__(
-        self, head: MtpHead, run_block: BlockRunner, dtype: torch.dtype, depth: int = MAX_DEPTH
-    ) -> None:
-        self._head = head
-        self._run_block = run_block
-        self.most_tokens = depth
-        self._nothing = torch.zeros_like(head.hidden_norm.weight, dtype=dtype)[None]
+    def __init__(self, block: MtpRunner, rows_of: RowsOf, depth: int = MAX_DEPTH) -> None:
+        self._block = block
+        self._rows_of = rows_of
+        self.most_tokens = min(depth, MAX_DEPTH)
+        self._nothing = block.nothing
         self._carried = self._nothing
         self._position: int | None = 0
 
@@ -70,13 +54,14 @@ class MtpDrafter:
         return self._position
 
     def absorb(self, position: int, token_ids: Sequence[int], rows: torch.Tensor) -> None:
-        """See `RowDrafter`; the rows are what the block reads of the target (`MtpHead.hidden`)."""
+        """See `RowDrafter`; the rows are those of the target's stream behind its last layer."""
         if position == 0:
             self._carried = self._nothing
         elif position != self._position:
             self._position = None
             return
-        self._run_block(torch.cat((self._carried, rows[:-1])), token_ids, position)
+        before = torch.cat((self._carried, rows[:-1]))
+        self._block.absorb(before, token_ids, self._rows_of(position, len(rows)))
         self._carried = rows[-1:].clone()
         self._position = position + len(rows)
 
@@ -84,12 +69,8 @@ class MtpDrafter:
         """See `Drafter`."""
         if self._position != len(history) - 1:
             return Draft((), SOURCE, reason=Idle.NO_CONTEXT)
-        drafted: list[int] = []
-        hidden, token_id = self._carried, history[-1]
-        for position in range(self._position, self._position + min(budget, self.most_tokens)):
-            hidden = self._run_block(hidden, [token_id], position)
-            token_id = int(self._head.logits(hidden)[0].argmax())
-            drafted.append(token_id)
+        rows = self._rows_of(self._position, min(budget, self.most_tokens))
+        drafted = self._block.draft(self._carried, history[-1], rows)
         return Draft(tuple(drafted), SOURCE)
 
     def observe(self, draft: Draft, accepted: Sequence[int]) -> None:

@@ -6,13 +6,15 @@ from dataclasses import replace
 import pytest
 import torch
 
+from ragflash.models.contract import SequenceRows, Tapped
 from ragflash.models.mtp import MtpHead
+from ragflash.models.mtp_runner import HostMtp
 from ragflash.models.qwen35 import Qwen35
 from ragflash.speculative.drafter import Draft
 from ragflash.speculative.mtp import MtpDrafter
 from ragflash.speculative.verify import verify
 from tests.models.families import HIDDEN_SIZE
-from tests.models.forwards import batch_of, poisoned_pages
+from tests.models.forwards import PAGES, batch_of, poisoned_pages
 from tests.models.mtp_reference import MtpReference, write_and_load
 
 VOCAB = 5
@@ -35,25 +37,22 @@ class Loop:
 
     def __init__(self, model: Qwen35, head: MtpHead | None = None) -> None:
         assert model.mtp is not None
-        self.model, self.head, self.pages = model, head or model.mtp, poisoned_pages(model)
-        self.drafter = MtpDrafter(self.head, self.run_block, torch.float32, DEPTH)
+        self.model, self.pages = model, poisoned_pages(model)
+        self.block = HostMtp(model, head or model.mtp, self.pages)
+        self.drafter = self.new_drafter()
         self.committed = 0
         model.reset(0)
 
-    def run_block(
-        self, hidden: torch.Tensor, token_ids: Sequence[int], position: int
-    ) -> torch.Tensor:
-        step = self.model.step(batch_of(token_ids, position), self.pages)
-        return self.head.hidden(hidden, step)
+    def new_drafter(self) -> MtpDrafter:
+        return MtpDrafter(self.block, self.rows_of, DEPTH)
 
-    def forward(self, token_ids: Sequence[int], num_draft: int = 0) -> tuple[torch.Tensor, ...]:
-        """Rows before the last norm, after it, and their likeliest tokens."""
+    @staticmethod
+    def rows_of(position: int, num_rows: int) -> SequenceRows:
+        return SequenceRows(0, num_rows, position, PAGES, ())
+
+    def forward(self, token_ids: Sequence[int], num_draft: int = 0) -> Tapped:
         batch = batch_of(token_ids, self.committed, num_draft=num_draft)
-        x, inner = self.model.embed(self.model.step(batch, self.pages))
-        for block in self.model.parts.blocks:
-            x = block(x, inner)
-        normed = self.model.parts.norm(x)
-        return x, normed, self.model.logits(normed).argmax(dim=-1)
+        return self.model.forward_tapped(batch, self.pages, ())
 
     def commit(self, token_ids: Sequence[int], rows: torch.Tensor) -> None:
         self.model.commit(0, range(len(token_ids)))
@@ -64,8 +63,7 @@ class Loop:
         """Compute and commit a text in chunks."""
         for size in chunks:
             part = token_ids[self.committed : self.committed + size]
-            raw, normed, _ = self.forward(part)
-            self.commit(part, normed if self.head.reads_normed else raw)
+            self.commit(part, self.forward(part).stream)
 
 
 def proposed(reference: MtpReference, token_ids: Sequence[int], *, normed: bool) -> list[int]:
@@ -119,9 +117,9 @@ def test_an_answer_with_drafts_is_the_answer_without(reference, model):
         draft = loop.drafter.propose(tokens, DEPTH)
         assert list(draft.token_ids) == proposed(reference, tokens, normed=True)
         rows = (tokens[-1], *draft.token_ids)
-        _, hidden, choices = loop.forward(rows, num_draft=DEPTH)
-        held = verify(draft, choices.tolist().__getitem__, emit)
-        loop.commit(rows[: 1 + len(held)], hidden)
+        computed = loop.forward(rows, num_draft=DEPTH)
+        held = verify(draft, computed.logits.argmax(dim=-1).tolist().__getitem__, emit)
+        loop.commit(rows[: 1 + len(held)], computed.stream)
         accepted.append(len(held))
     plain = Loop(model)
     plain.read(tokens, (len(tokens) - 1,))
@@ -144,7 +142,7 @@ def test_a_stored_session_proposes_what_it_would_have(model):
     loop = Loop(model)
     loop.read(TEXT, (30,))
     state = loop.drafter.export_state()
-    restored = MtpDrafter(loop.head, loop.run_block, torch.float32, DEPTH)
+    restored = loop.new_drafter()
     restored.load_state(state)
     expected = loop.drafter.propose(TEXT[:31], DEPTH)
     assert restored.propose(TEXT[:31], DEPTH) == expected
@@ -169,7 +167,7 @@ def test_waits_for_ever_behind_pages_that_came_without_a_state(model):
     """Nobody knows then whether they have keys and values of the block; a new beginning does."""
     loop = Loop(model)
     loop.read(TEXT, (30,))
-    other = MtpDrafter(loop.head, loop.run_block, torch.float32, DEPTH)
+    other = loop.new_drafter()
     other.absorb(29, TEXT[29:30], torch.ones(1, HIDDEN_SIZE))
     assert other.position is None
     assert other.propose(TEXT[:31], DEPTH) == Draft((), "mtp", reason="no_context")

@@ -10,11 +10,10 @@ from ragflash.models.contract import SequenceRows
 from ragflash.models.device.graphs import GraphMemory, StepGraphs
 from ragflash.models.device.matrices import Activations, RecordLinear
 from ragflash.models.device.programme import Hidden, Programme
-from ragflash.models.device.steps import DeltaWeights, HeadInputs, HeadSizes
+from ragflash.models.device.steps import DeltaWeights, HeadInputs, HeadSizes, store_inputs
 from ragflash.models.device.tables import ChunkTables
 from ragflash.models.device.taps import StreamTaps
 from ragflash.models.layers import Angles, PagedKV
-from ragflash_kernels.attention_inputs import attention_inputs
 from ragflash_kernels.chunk_attention import chunk_attention
 from ragflash_kernels.columns import Columns
 
@@ -49,13 +48,7 @@ class ChunkRows:
         """See `DeviceStep`."""
         exact, tables = self.pages.exact, self.tables
         keys, values = exact.keys(kv.layer), exact.values(kv.layer)
-        cos, sin = self.angles[rotary]
-        q = attention_inputs(
-            inputs.q, inputs.k, inputs.v, head_dim=sizes.head_dim, q_norm=sizes.q_norm,
-            k_norm=sizes.k_norm, eps=sizes.eps, cos=cos, sin=sin, keys=keys, values=values,
-            row_pages=tables["row_pages"][: self.num_rows],
-            row_places=tables["row_places"][: self.num_rows],
-        )  # fmt: skip
+        q = store_inputs(kv, inputs, sizes, self.angles[rotary], exact, tables)
         return chunk_attention(
             q, keys, values, tables["exact_pages"], tables["counts"][:2], scale=kv.scale,
             window=kv.window, out_dtype=self.dtype,

@@ -6,6 +6,7 @@ from ragflash.errors import ModelError
 from ragflash.models.decoder import Decoder
 from ragflash.models.deltanet import GatedDeltaNet
 from ragflash.models.device.matrices import RecordLinear
+from ragflash.models.device.mtp import FusedMtp
 from ragflash.models.device.programme import (
     FusedAttention,
     FusedBlock,
@@ -26,6 +27,7 @@ from ragflash.models.layers import (
     silu,
 )
 from ragflash.models.linear import Linear, PackedEmbedding
+from ragflash.models.mtp import MtpHead
 from ragflash.models.qwen35 import GatedAttention
 from ragflash_kernels.gated_delta import DeltaSizes
 
@@ -52,6 +54,26 @@ def lower(decoder: Decoder) -> Programme:
         frequencies=parts.frequencies,
         embedding_scale=parts.embedding_scale,
         soft_cap=parts.soft_cap,
+    )
+
+
+def lower_mtp(head: MtpHead) -> FusedMtp:
+    """Return the fused form of a block of multi-token prediction; see `lower`."""
+    block = _block(head.block)
+    if not isinstance(head.embedding, PackedEmbedding) or not isinstance(
+        block.mixer, FusedAttention
+    ):
+        raise _unknown(head)
+    return FusedMtp(
+        embedding=head.embedding,
+        embedding_norm=head.embedding_norm,
+        hidden_norm=head.hidden_norm,
+        join=_records(head.join),
+        block=block,
+        mixer=block.mixer,
+        norm=head.norm,
+        head=_records(head.head),
+        reads_normed=head.reads_normed,
     )
 
 

@@ -1,7 +1,6 @@
 """A model on a card."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import torch
 
@@ -24,36 +23,32 @@ from ragflash.models.device.graphs import (
     StepKind,
     step_kinds,
 )
-from ragflash.models.device.lowering import lower
+from ragflash.models.device.lowering import lower, lower_mtp
+from ragflash.models.device.mtp import DeviceMtp, FusedMtp, largest_of
 from ragflash.models.device.programme import Hidden
 from ragflash.models.device.states import SlotTapes
 from ragflash.models.device.steps import FewRows, ManyRows
-from ragflash.models.device.tables import MAX_ROWS, ChunkTables, StepTables, TableSizes
+from ragflash.models.device.tables import (
+    MAX_ROWS,
+    ChunkTables,
+    DraftTables,
+    StepTables,
+    TableSizes,
+    step_groups,
+)
 from ragflash.models.device.taps import StreamTaps
-from ragflash.models.device.tokens import StepAhead, TokenSender, next_rows
+from ragflash.models.device.tokens import Predictions, StepAhead, TokenSender, next_rows
 from ragflash.models.device.workspace import (
     largest_matrix,
     scratch_of,
     states_of,
     windows_of,
 )
+from ragflash.models.mtp import MAX_DEPTH
 from ragflash_kernels.sample import largest
 
 _EAGER_ROWS = 16  # with more, products lose by starting early
 _WARM_PAGES = 64  # of history, so many that it is cut like a long one
-
-
-@dataclass(frozen=True, slots=True)
-class Predictions:
-    """What rows predict.
-
-    Attributes:
-        logits: float32 `[R, V]`.
-        tokens: int32 `[R]`, where the first largest of each is.
-    """
-
-    logits: torch.Tensor
-    tokens: torch.Tensor
 
 
 class DeviceModel(GreedyTappedModel):
@@ -75,7 +70,11 @@ class DeviceModel(GreedyTappedModel):
         row_counts: Of captured steps; a step takes the smallest that is enough. With the largest
             alone every row is computed by the same instructions, whatever is computed beside it.
         tap_layers: Whose rows drafters read, beside those of the last; `None` keeps no rows.
+        has_mtp: Whether the decoder's block of multi-token prediction is run.
         dtype: Of many rows and the matrices that they are multiplied with.
+
+    Attributes:
+        mtp: Runs the block of multi-token prediction, if there is one and it is to be run.
 
     Raises:
         ModelError: A layer has no fused form, or packed keys have offsets.
@@ -95,6 +94,7 @@ class DeviceModel(GreedyTappedModel):
         chunk_counts: tuple[int, ...] = (),
         row_counts: tuple[int, ...] = ROW_COUNTS,
         tap_layers: tuple[int, ...] | None = None,
+        has_mtp: bool = False,
         dtype: torch.dtype = torch.bfloat16,
     ) -> None:
         if pages.packed is not None and any(o is not None for o in pages.packed.offsets):
@@ -110,32 +110,30 @@ class DeviceModel(GreedyTappedModel):
         self._states = SlotTapes(states, max_rows=MAX_ROWS, max_slots=max_slots, device=device)
         self._dtype = dtype
         self._chunk_tokens = chunk_tokens
-        self._unpacked = torch.empty(largest_matrix(self._programme), dtype=dtype, device=device)
+        block = lower_mtp(decoder.mtp) if has_mtp and decoder.mtp is not None else None
+        size = max(largest_matrix(self._programme), 0 if block is None else largest_of(block))
+        self._unpacked = torch.empty(size, dtype=dtype, device=device)
         self._scratch = scratch_of(self._programme, chunk_tokens, device)
         self._sender = TokenSender(max_slots * MAX_ROWS, device)
         self._ahead: StepAhead | None = None
         is_hopper = device.type == "cuda" and torch.cuda.get_device_capability(device)[0] == 9
         self._eager_rows = _EAGER_ROWS if is_hopper else 0
         self._row_counts = row_counts
-        max_rows = max(chunk_tokens, *chunk_counts, 0)
+        max_rows = max(chunk_tokens, *chunk_counts, MAX_ROWS)
         self._chunk = ChunkTables(max_rows, exact_pages, packed_pages, device)
         self._taps: StreamTaps | None = None
         if tap_layers is not None:
-            width, kept = len(self._programme.norm.weight), max(max_rows, MAX_ROWS)
-            self._taps = StreamTaps(tap_layers, width, max_rows=kept, dtype=dtype, device=device)
+            width = len(self._programme.norm.weight)
+            self._taps = StreamTaps(tap_layers, width, max_rows=max_rows, like=self._unpacked)
         memory = GraphMemory(device)
         self._chunks = Chunks(
-            self._programme,
-            pages,
-            self._chunk,
-            row_counts=() if self.is_recurrent else chunk_counts,
-            unpacked=self._unpacked,
-            dtype=dtype,
-            memory=memory,
-            taps=self._taps,
-        )
+            self._programme, pages, self._chunk,
+            row_counts=() if self.is_recurrent else chunk_counts, unpacked=self._unpacked,
+            dtype=dtype, memory=memory, taps=self._taps,
+        )  # fmt: skip
         self._graphs = StepGraphs(self._few, device, memory)
         self._graphs.capture(step_kinds(row_counts, may_have_packed=packed_pages > 0))
+        self.mtp = None if block is None else self._runner_of(block)
 
     @property
     def vocab_size(self) -> int:
@@ -246,6 +244,8 @@ class DeviceModel(GreedyTappedModel):
             self.forward(ForwardBatch(ids, ids, (rows,)), self._pages)
         self._states.warm_up()
         self._pages.exact.move((0,), ((1, 0),))
+        if self.mtp is not None:
+            self.mtp.warm_up(rows)
         self.reset(0)
 
     def commit(self, slot: int, path: Sequence[int]) -> None:
@@ -268,6 +268,15 @@ class DeviceModel(GreedyTappedModel):
         if pages is not self._pages:
             raise ValueError("a model on a card keeps to the pages that it was made with")
 
+    def _runner_of(self, block: FusedMtp) -> DeviceMtp:
+        sizes = self._tables.sizes
+        return DeviceMtp(
+            block, self._programme, self._pages, tables=self._chunk,
+            drafts=DraftTables(MAX_DEPTH, sizes.exact_pages, sizes.packed_pages, self._device),
+            row_counts=self._row_counts, eager_rows=self._eager_rows,
+            num_tokens=self._num_tokens, unpacked=self._unpacked,
+        )  # fmt: skip
+
     def _taps_of(self, tap_layers: Sequence[int]) -> StreamTaps:
         if self._taps is None or self._taps.layers != tuple(tap_layers):
             raise ValueError("a model on a card keeps rows of the layers that it was made with")
@@ -278,7 +287,7 @@ class DeviceModel(GreedyTappedModel):
     ) -> list[Predictions]:
         """Compute the rows of all sequences; return what wanted rows predict, in order."""
         results, first = [], 0
-        groups = _groups(sequences)
+        groups = step_groups(sequences)
         if self._taps is not None:
             self._taps.begin(len(token_ids), is_alone=len(groups) == 1)
         for group in groups:
@@ -375,16 +384,3 @@ class DeviceModel(GreedyTappedModel):
             self._dtype,
         )
         return self._programme.run(tables["token_ids"][: rows.num_rows], step, self._taps)
-
-
-def _groups(sequences: Sequence[SequenceRows]) -> list[list[SequenceRows]]:
-    """Put neighbours together as long as their rows fit one step; many rows stay alone."""
-    groups: list[list[SequenceRows]] = []
-    room = 0
-    for rows in sequences:
-        if rows.num_rows > room:
-            groups.append([])
-            room = MAX_ROWS
-        groups[-1].append(rows)
-        room -= rows.num_rows
-    return groups

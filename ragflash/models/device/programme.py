@@ -58,12 +58,16 @@ class FusedAttention:
 
     def __call__(self, x: Activations, step: DeviceStep) -> Columns:
         """Mix the rows of every sequence."""
+        mixed = step.attend(self.kv, self.inputs(x, step), self.sizes, self.rotary)
+        return step.multiply(self.output, mixed)[0]
+
+    def inputs(self, x: Activations, step: ProductStep) -> HeadInputs:
+        """Return what rows give to be attended with."""
         q, k, v = step.multiply(self.projections, x)
         gate = None
         if self.is_gated:
             q, gate = q.split(q.width // 2, q.width // 2)
-        mixed = step.attend(self.kv, HeadInputs(q, k, v, gate), self.sizes, self.rotary)
-        return step.multiply(self.output, mixed)[0]
+        return HeadInputs(q, k, v, gate)
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,9 +135,15 @@ class FusedBlock:
     ffn_post_norm: Norm | None
     scale: float
 
+    def __call__(self, x: Activations, residual: torch.Tensor, step: DeviceStep) -> "Pending":
+        """Compute the block of rows behind its first norm; the residual gets the mixer's part."""
+        mixed = Pending(self.mixer(x, step), self.mixer_post_norm)
+        x = normed(mixed, residual, self.ffn_norm, step)
+        return Pending(self.ffn(x, step), self.ffn_post_norm, self.scale)
+
 
 @dataclass(frozen=True, slots=True)
-class _Pending:
+class Pending:
     """What the last layer gave and the next norm adds."""
 
     delta: Columns | None = None
@@ -151,7 +161,7 @@ class Hidden:
     """
 
     residual: torch.Tensor
-    pending: _Pending
+    pending: Pending
 
     def rows(self, wanted: torch.Tensor) -> "Hidden":
         """Copy some rows."""
@@ -192,24 +202,22 @@ class Programme:
             self.embedding.blocks, token_ids, self.embedding.block_format,
             scale=self.embedding_scale,
         )  # fmt: skip
-        pending = _Pending()
+        pending = Pending()
         for layer, block in enumerate(self.blocks):
-            x = _normed(pending, residual, block.mixer_norm, step)
+            x = normed(pending, residual, block.mixer_norm, step)
             if taps is not None:  # what the layer before gave has just been added
                 taps.keep(layer - 1, residual)
-            pending = _Pending(block.mixer(x, step), block.mixer_post_norm)
-            x = _normed(pending, residual, block.ffn_norm, step)
-            pending = _Pending(block.ffn(x, step), block.ffn_post_norm, block.scale)
+            pending = block(x, residual, step)
         if taps is None:
             return Hidden(residual, pending)
-        _normed(pending, residual, self.norm, step)  # only this adds for all rows
+        normed(pending, residual, self.norm, step)  # only this adds for all rows
         taps.keep(len(self.blocks) - 1, residual)
         taps.keep_last(residual)
-        return Hidden(residual, _Pending())
+        return Hidden(residual, Pending())
 
     def logits(self, hidden: Hidden, step: ProductStep) -> torch.Tensor:
         """Return float32 `[N, V]` of at most 32 rows."""
-        x = _normed(hidden.pending, hidden.residual, self.norm, step)
+        x = normed(hidden.pending, hidden.residual, self.norm, step)
         logits = step.multiply(self.head, x)[0].sum()
         cap = self.soft_cap
         return logits if cap is None else torch.tanh(logits / cap) * cap
@@ -224,9 +232,8 @@ class Programme:
         return torch.cat(parts) if parts else None
 
 
-def _normed(
-    pending: _Pending, residual: torch.Tensor, norm: Norm, step: ProductStep
-) -> Activations:
+def normed(pending: Pending, residual: torch.Tensor, norm: Norm, step: ProductStep) -> Activations:
+    """Add what is pending to the residual, and return the norm as the next matrix takes it."""
     post = pending.post_norm
     return add_norm(
         pending.delta, residual, norm.weight, eps=norm.eps,

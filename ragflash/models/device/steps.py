@@ -5,10 +5,10 @@ from typing import Protocol
 
 import torch
 
-from ragflash.kvcache.pages import KVPages
+from ragflash.kvcache.pages import KVPages, PagePool
 from ragflash.models.contract import SequenceRows
 from ragflash.models.device.matrices import Activations, RecordLinear
-from ragflash.models.device.tables import ChunkTables, StepTables
+from ragflash.models.device.tables import ChunkTables, RowTables, SequenceTables
 from ragflash.models.layers import Angles, PagedKV
 from ragflash_kernels.attention_inputs import attention_inputs
 from ragflash_kernels.columns import Columns
@@ -115,6 +115,26 @@ class HeadRows:
         return matrix.multiply(x, self.num_rows, unpacked=None, eager=self.eager)
 
 
+def store_inputs(
+    kv: PagedKV,
+    inputs: HeadInputs,
+    sizes: HeadSizes,
+    angles: Angles,
+    exact: PagePool,
+    tables: RowTables,
+    *,
+    eager: bool = False,
+) -> torch.Tensor:
+    """Store the keys and values of a layer's rows; return their queries, float16 `[N, Hq, D]`."""
+    (cos, sin), num_rows = angles, len(angles[0])
+    return attention_inputs(
+        inputs.q, inputs.k, inputs.v, head_dim=sizes.head_dim, q_norm=sizes.q_norm,
+        k_norm=sizes.k_norm, eps=sizes.eps, cos=cos, sin=sin, keys=exact.keys(kv.layer),
+        values=exact.values(kv.layer), row_pages=tables["row_pages"][:num_rows],
+        row_places=tables["row_places"][:num_rows], eager=eager,
+    )  # fmt: skip
+
+
 @dataclass(frozen=True, slots=True)
 class FewRows:
     """At most 32 rows of several sequences, described by tables alone.
@@ -134,7 +154,7 @@ class FewRows:
     """
 
     num_rows: int
-    tables: StepTables
+    tables: SequenceTables
     pages: KVPages
     angles: tuple[Angles, ...]
     states: DeltaStates | None
@@ -150,13 +170,7 @@ class FewRows:
     def attend(self, kv: PagedKV, inputs: HeadInputs, sizes: HeadSizes, rotary: int) -> Activations:
         """See `DeviceStep`."""
         tables, exact = self.tables, self.pages.exact
-        cos, sin = self.angles[rotary]
-        q = attention_inputs(
-            inputs.q, inputs.k, inputs.v, head_dim=sizes.head_dim, q_norm=sizes.q_norm,
-            k_norm=sizes.k_norm, eps=sizes.eps, cos=cos, sin=sin, keys=exact.keys(kv.layer),
-            values=exact.values(kv.layer), row_pages=tables["row_pages"][: self.num_rows],
-            row_places=tables["row_places"][: self.num_rows], eager=self.eager,
-        )  # fmt: skip
+        q = store_inputs(kv, inputs, sizes, self.angles[rotary], exact, tables, eager=self.eager)
         packed = self.pages.packed
         return attend_parts(
             q,
@@ -228,13 +242,7 @@ class ManyRows:
         """See `DeviceStep`."""
         exact, packed = self.pages.exact, self.pages.packed
         rows, tables = self.rows, self.tables
-        cos, sin = self.angles[rotary]
-        q = attention_inputs(
-            inputs.q, inputs.k, inputs.v, head_dim=sizes.head_dim, q_norm=sizes.q_norm,
-            k_norm=sizes.k_norm, eps=sizes.eps, cos=cos, sin=sin, keys=exact.keys(kv.layer),
-            values=exact.values(kv.layer), row_pages=tables["row_pages"][: rows.num_rows],
-            row_places=tables["row_places"][: rows.num_rows],
-        )  # fmt: skip
+        q = store_inputs(kv, inputs, sizes, self.angles[rotary], exact, tables)
         history = None
         if packed is not None and rows.packed_pages:
             history = PackedHistory(

@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Protocol
 
 import numpy as np
 import torch
@@ -13,6 +14,23 @@ from ragflash_kernels.paged_attention.visibility import Visibility
 from ragflash_kernels.parents import depths, words
 
 MAX_ROWS = 32  # of a step; bits of a visibility word
+
+
+class RowTables(Protocol):
+    """Integers of rows."""
+
+    def __getitem__(self, name: str) -> torch.Tensor:
+        """Return a table on the card."""
+
+
+class SequenceTables(RowTables, Protocol):
+    """Integers of rows, and what these see of their sequences' pages."""
+
+    def exact(self, window: int | None, num_rows: int) -> Visibility:
+        """Return what rows see of the exact pages."""
+
+    def packed(self, window: int | None, num_rows: int) -> Visibility:
+        """Return what rows see of the packed pages."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -158,6 +176,19 @@ class ChunkTables(StagedTables):
         self.send()
 
 
+def step_groups(sequences: Sequence[SequenceRows]) -> list[list[SequenceRows]]:
+    """Put neighbours together as long as their rows fit one step; many rows stay alone."""
+    groups: list[list[SequenceRows]] = []
+    room = 0
+    for rows in sequences:
+        if rows.num_rows > room:
+            groups.append([])
+            room = MAX_ROWS
+        groups[-1].append(rows)
+        room -= rows.num_rows
+    return groups
+
+
 def form_starts(start: np.ndarray, num_packed: int) -> tuple[np.ndarray, np.ndarray]:
     """Return where a window that begins at token `start` begins in the exact and packed lists.
 
@@ -167,3 +198,84 @@ def form_starts(start: np.ndarray, num_packed: int) -> tuple[np.ndarray, np.ndar
         return start, start * 0
     exact = np.where(start < PAGE_TOKENS, start, np.maximum(start - num_packed, PAGE_TOKENS))
     return exact, np.clip(start - PAGE_TOKENS, 0, num_packed)
+
+
+class DraftTables(StagedTables):
+    """Integers of tokens that one sequence drafts one after the other, each from the one before.
+
+    Args:
+        depth: Most tokens.
+        exact_pages: Of the sequence.
+        packed_pages: Of the sequence; 0 when there is one form of pages only.
+        device: Where they are read.
+    """
+
+    def __init__(
+        self, depth: int, exact_pages: int, packed_pages: int, device: torch.device
+    ) -> None:
+        # Whole multiples of 16 bytes: kernels are compiled for addresses that are.
+        sections: dict[str, tuple[int, ...]] = {"token_ids": (4,), "packed_ends": (4,)}
+        steps = ("positions", "row_pages", "row_places", "exact_ends")
+        sections |= dict.fromkeys(steps, (depth, 4))
+        self._max_pages = {"exact": exact_pages, "packed": packed_pages}
+        pages = {"exact_pages": exact_pages, "packed_pages": max(1, packed_pages)}
+        sections |= {name: (1, -(-count // 4) * 4) for name, count in pages.items()}
+        super().__init__(sections, device)
+        self._first_rows = torch.arange(2, dtype=torch.int32, device=device)
+        self._starts = torch.zeros(1, dtype=torch.int32, device=device)
+        self._words = torch.ones(1, dtype=torch.int32, device=device)
+
+    def fill(self, token_id: int, rows: SequenceRows) -> None:
+        """Describe drafting behind a token and send it; `rows` are of it and of what follows it."""
+        host, num_rows = self.begin(), rows.num_rows
+        places = np.arange(rows.committed, rows.committed + num_rows) - rows.num_packed
+        host["token_ids"][0] = token_id
+        host["packed_ends"][0] = rows.num_packed
+        host["positions"][:num_rows, 0] = places + rows.num_packed
+        host["row_pages"][:num_rows, 0] = np.asarray(rows.pages)[places // PAGE_TOKENS]
+        host["row_places"][:num_rows, 0] = places % PAGE_TOKENS
+        host["exact_ends"][:num_rows, 0] = places
+        host["exact_pages"][0, : len(rows.pages)] = rows.pages
+        host["packed_pages"][0, : len(rows.packed_pages)] = rows.packed_pages
+        self.send()
+
+    def sees(self, form: str, ends: torch.Tensor) -> Visibility:
+        """Return what a row sees of a form's pages: all before an end, and itself behind that."""
+        return Visibility(
+            page_table=self[f"{form}_pages"],
+            first_rows=self._first_rows,
+            starts=self._starts,
+            ends=ends,
+            words=self._words if form == "exact" else None,
+            max_rows=1,
+            max_tokens=self._max_pages[form] * PAGE_TOKENS,
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class DraftRow:
+    """The row of one drafted token; its layers see all tokens.
+
+    Attributes:
+        tables: Of all of them.
+        depth: How many are drafted before it.
+    """
+
+    tables: DraftTables
+    depth: int
+
+    def __getitem__(self, name: str) -> torch.Tensor:
+        """See `RowTables`."""
+        return self.tables[name][self.depth, :1]
+
+    def exact(self, window: int | None, num_rows: int) -> Visibility:
+        """See `SequenceTables`."""
+        assert window is None
+        assert num_rows == 1
+        return self.tables.sees("exact", self["exact_ends"])
+
+    def packed(self, window: int | None, num_rows: int) -> Visibility:
+        """See `SequenceTables`."""
+        assert window is None
+        assert num_rows == 1
+        return self.tables.sees("packed", self.tables["packed_ends"][:1])

@@ -15,8 +15,7 @@ class StreamTaps:
         layers: Whose rows are kept beside those of the last, ascending.
         hidden_size: Values of a row.
         max_rows: Of a group.
-        dtype: Of what is kept. On a card bfloat16: whoever reads it puts rows on a coarser grid.
-        device: Where.
+        like: Where rows are kept and in what; bfloat16 on a card, as what reads them is coarser.
 
     Attributes:
         layers: As given.
@@ -28,13 +27,12 @@ class StreamTaps:
         hidden_size: int,
         *,
         max_rows: int,
-        dtype: torch.dtype,
-        device: torch.device,
+        like: torch.Tensor,
     ) -> None:
         self.layers = tuple(layers)
         self._hidden_size = hidden_size
         width = hidden_size * (len(self.layers) + 1)
-        self._written = torch.zeros(max_rows, width, dtype=dtype, device=device)
+        self._written = like.new_zeros(max_rows, width)
         self._forward = self._written[:0]
         self._is_alone = True
 

@@ -11,6 +11,19 @@ _UNDER_WAY = 2  # a step's, and those of the step that was begun before they wer
 
 
 @dataclass(frozen=True, slots=True)
+class Predictions:
+    """What rows predict.
+
+    Attributes:
+        logits: float32 `[R, V]`.
+        tokens: int32 `[R]`, where the first largest of each is.
+    """
+
+    logits: torch.Tensor
+    tokens: torch.Tensor
+
+
+@dataclass(frozen=True, slots=True)
 class SentTokens:
     """Tokens that arrive when all that was launched before them is done."""
 
