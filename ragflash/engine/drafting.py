@@ -12,7 +12,7 @@ from ragflash.errors import InputError
 from ragflash.kvcache.identity import DRAFTER_PART, MTP_PART
 from ragflash.speculative.costs import StepCosts
 from ragflash.speculative.drafter import Drafter
-from ragflash.speculative.grafted import TREE_TOKENS, BlockDrafter, TreeDrafter
+from ragflash.speculative.grafted import TREE_TOKENS, BlockDrafter, TreeDrafter, trunk_tokens
 from ragflash.speculative.lookup import IndexCache, LookupDrafter, Match
 from ragflash.speculative.policy import AdaptiveDrafter, Source
 from ragflash.speculative.survival import DraftKind, Survival
@@ -33,13 +33,13 @@ _PRIORS: Mapping[str, tuple[float, ...]] = {
     "lookup_output": (0.5, 0.7, 0.85),
     "mtp": (0.7,),
     "dflash": (0.7,),
+    "dflash_tree": (0.8,),  # of a trunk with branches
 }
 _OWN_PARTS: Mapping[DraftMode, str] = {DraftMode.MTP: MTP_PART, DraftMode.DFLASH: DRAFTER_PART}
 """Modes whose drafters are told rows of the model, by the names of these."""
 
 _LACKING: Mapping[DraftMode, str] = {
-    DraftMode.MTP: "it has no block of multi-token prediction, or does not use it (a card does not "
-    "yet, and RAGFLASH_MTP=off turns it off)",
+    DraftMode.MTP: "it has no block of multi-token prediction, or RAGFLASH_MTP=off turns it off",
     DraftMode.DFLASH: "it was given no drafter: name its file with RAGFLASH_DRAFTER",
 }
 _MOST_DOCUMENTS = 256
@@ -118,6 +118,8 @@ class Drafting:
         if lookup is None or request.draft is not DraftMode.AUTO or self.costs is None:
             return lookup
         sources = [Source(lookup, lambda: kind_of(lookup.match)), *map(_source, told.values())]
+        if self._has_trees and block is not None:
+            sources.append(_tree_source(block, lookup))
         return AdaptiveDrafter(sources, self.costs, self._survival_of(job))
 
     def _survival_of(self, job: Job) -> Survival:
@@ -140,6 +142,19 @@ def _source(drafter: "RowDrafter") -> Source:
         is_free=False,
         most_tokens=drafter.most_tokens,
         is_ready=lambda num_tokens: drafter.position == num_tokens - 1,
+    )
+
+
+def _tree_source(block: "RowDrafter", lookup: LookupDrafter) -> Source:
+    """Offer the tree of a block drafter, whose branches are what is looked up, too."""
+    assert isinstance(block, BlockDrafter)
+    return Source(
+        TreeDrafter(block, lookup),
+        lambda: DraftKind(f"{block.source}_tree"),
+        is_free=False,
+        most_tokens=TREE_TOKENS,
+        depth=lambda num_tokens: min(trunk_tokens(num_tokens), block.most_tokens),
+        is_ready=lambda num_tokens: block.position == num_tokens - 1,
     )
 
 

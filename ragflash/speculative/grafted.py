@@ -13,7 +13,7 @@ TREE_TOKENS = 20
 """With the row before them 21, whose query heads fill the tiles of a card."""
 
 _TOP_K = 8
-_TRUNK_SHARE = 0.5  # of a tree's tokens
+_TRUNK_SHARE = 0.5  # of a tree's tokens, at least
 _FIRST_RATE = 0.7
 _FORGETTING = 0.9
 
@@ -58,7 +58,7 @@ class TreeDrafter:
             found.token_ids.tolist(), found.log_probs.tolist(), self._block.source
         )
         graft = Graft(copy, self._survival(copy))
-        return build_tree(most, marginals, [graft], num_trunk=int(most * _TRUNK_SHARE))
+        return build_tree(most, marginals, [graft], num_trunk=trunk_tokens(most))
 
     def observe(self, draft: Draft, accepted: Sequence[int]) -> None:
         """See `Drafter`."""
@@ -86,3 +86,8 @@ class TreeDrafter:
             left[parent] -= survival[index]
             left[index] = survival[index]
         return survival
+
+
+def trunk_tokens(num_tokens: int) -> int:
+    """Return how many of a tree's tokens are its trunk at least."""
+    return max(1, int(num_tokens * _TRUNK_SHARE))

@@ -52,6 +52,7 @@ class Source:
         is_free: Whether proposing takes no time to speak of; else it is asked only for what
             promises to be worth it.
         most_tokens: Of a draft; `None` for any number.
+        depth: Of a draft of so many tokens, how many can hold: those of a tree's trunk.
         is_ready: Whether it knows what it needs to draft behind a history of so many tokens.
     """
 
@@ -59,6 +60,7 @@ class Source:
     kind: Callable[[], DraftKind]
     is_free: bool = True
     most_tokens: int | None = None
+    depth: Callable[[int], int] = lambda num_tokens: num_tokens
     is_ready: Callable[[int], bool] = lambda _: True
 
 
@@ -214,13 +216,14 @@ class AdaptiveDrafter:
             return None
         kind = source.kind()
         standing = self._standings.setdefault(kind, _Standing())
-        expected = self._survival.expected(kind, most)
+        expected = self._survival.expected(kind, source.depth(most))
         length = len(history)
         plain_ms = self._costs.step_ms(pending, length)
 
         def gain(width: int) -> float:
             ms = self._costs.step_ms(pending + width, length) + standing.draft_ms
-            return (1 + expected[min(width, len(expected) - 1)]) * plain_ms / ms
+            held = expected[min(source.depth(width), len(expected) - 1)]
+            return (1 + held) * plain_ms / ms
 
         widths = {rows - pending for rows in self._costs.rows if 0 < rows - pending < most}
         best = max(sorted(widths | {most}), key=gain)

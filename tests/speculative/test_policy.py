@@ -2,7 +2,7 @@
 
 import random
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import pairwise
 
 import pytest
@@ -165,6 +165,23 @@ def test_of_two_sources_the_better_one_is_taken_and_both_are_told():
     assert set(world.widths[100:]) == {15}
     assert len(free.drafter.observed) == len(neural.drafter.observed) == 300
     assert set(free.drafter.observed[100:]) == {0}
+
+
+def test_of_a_tree_only_its_trunk_can_hold():
+    """Of twenty tokens ten: as many as of a chain of ten, for the time of twenty."""
+
+    def offer(world, *, has_chain):
+        tree = replace(
+            world.source(DraftKind("tree"), draft_ms=0.1), depth=lambda num_tokens: num_tokens // 2
+        )
+        return [tree, world.source(draft_ms=0.1)] if has_chain else [tree]
+
+    alone, both = (World(FLAT, lambda _, position: position < 10) for _ in range(2))
+    alone.run(offer(alone, has_chain=False), 200)
+    both.run(offer(both, has_chain=True), 200)
+    assert alone.widths[-1] == 20
+    assert both.widths[-1] == 15, "the rows that were measured"
+    assert both.speedup > alone.speedup > 1
 
 
 def test_nothing_found_is_said():
