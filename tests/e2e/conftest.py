@@ -70,7 +70,7 @@ def session(tmp_path_factory: pytest.TempPathFactory) -> Session:
             stdout=subprocess.PIPE,
             text=True,
             check=True,
-            timeout=600,
+            timeout=1200,
         )
         printed.append((command, ran.stdout))
     return Session(data_dir, shown, printed)

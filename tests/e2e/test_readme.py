@@ -2,6 +2,8 @@
 
 import re
 
+import pytest
+
 _VARYING = re.compile(r"doc_[0-9a-f…]+|\d+\.\d+ s\b|\d+(?= prompt tokens)")
 
 
@@ -10,6 +12,7 @@ def settled(output: str) -> list[str]:
     return [_VARYING.sub("*", line.rstrip()) for line in output.strip().splitlines()]
 
 
+@pytest.mark.timeout(1800)
 def test_the_session_in_the_readme_is_real(session):
     assert len(session.shown) >= 3
     for (command, shown), (_, printed) in zip(session.shown, session.printed, strict=True):

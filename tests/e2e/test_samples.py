@@ -9,11 +9,12 @@ from ragflash.api.app import api_config, create_app
 from ragflash.api.deps import Services
 from ragflash.cli.parts import SCOPE
 from ragflash.rag import evaluate
-from ragflash.rag.records import AskMode, AskRequest
+from ragflash.rag.records import DEFAULT_COLLECTION, AskMode, AskRequest
+from ragflash.samples import sample_path
 from ragflash.settings import load_settings
 
-# Two questions of each document; the last of each pair of the text and the page is not answerable.
-SIX = (3, 9, 19, 21, 24, 28)
+# A question of each document; that of the text has no answer in it.
+THREE = (3, 21, 24)
 READ_TWICE = (
     "How can I suppress the acknowledgement mail?",
     "Which command do Emacs users have for reporting a bug?",
@@ -35,8 +36,8 @@ def ask_all(story, questions):
 
 
 @pytest.mark.timeout(900)
-def test_six_questions_of_the_built_in_set(story):
-    results = ask_all(story, [story.questions[at] for at in SIX])
+def test_three_questions_of_the_built_in_set(story):
+    results = ask_all(story, [story.questions[at] for at in THREE])
     figures = evaluate.metrics(results)
     assert figures["quote_located_rate"] == 1.0
     assert figures["citation_page_recall"] >= 0.7
@@ -47,10 +48,15 @@ def test_six_questions_of_the_built_in_set(story):
 
 @pytest.mark.timeout(600)
 def test_a_document_is_read_once(story):
-    record = story.records["bug-reporting.txt"]
+    """The second half of the text, since reading all of it takes a minute."""
+    text = sample_path("bug-reporting.txt").read_text(encoding="utf-8")
+    half = text[text.index("Severity levels") :].encode()
+    added = story.library.add(SCOPE, DEFAULT_COLLECTION, "second-half.txt", half)
+    story.library.wait(SCOPE, added.job.id)
+    record = story.library.get(SCOPE, added.document.id)
     first, second = (
-        asyncio.run(story.answerer.answer(SCOPE, AskRequest(text, (record.id,), AskMode.FULL)))
-        for text in READ_TWICE
+        asyncio.run(story.answerer.answer(SCOPE, AskRequest(asked, (record.id,), AskMode.FULL)))
+        for asked in READ_TWICE
     )
     assert first.answered
     assert second.answered

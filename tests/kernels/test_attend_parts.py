@@ -12,6 +12,7 @@ from ragflash_kernels.paged_attention import KvPart, attend_parts
 from ragflash_kernels.qmatmul.activations import ActivationBuffers
 from tests.kernels.attention_cases import Case, Rows, make_case
 from tests.kernels.guarded import GuardedMemory
+from tests.slow import slow
 
 pytest.importorskip("triton")
 
@@ -36,15 +37,7 @@ def run_guarded(case: Case, monkeypatch, **options) -> torch.Tensor:
 
 @pytest.mark.parametrize("backend", BACKENDS)
 @pytest.mark.parametrize(
-    "kv_format",
-    [
-        None,
-        KvFormat.TQ3_0,
-        *(
-            pytest.param(kv_format, marks=pytest.mark.slow)
-            for kv_format in (KvFormat.Q8_0, KvFormat.Q4_0, KvFormat.TQ4)
-        ),
-    ],
+    "kv_format", [None, KvFormat.TQ3_0, *slow(KvFormat.Q8_0, KvFormat.Q4_0, KvFormat.TQ4)]
 )
 def test_equals_attention_row_by_row(kv_format, backend, monkeypatch):
     sequences = SEQUENCES
