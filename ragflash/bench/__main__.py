@@ -7,18 +7,15 @@ as long as a context and fewer restarts; it needs xxhash and sqlite-utils beside
 """
 
 import argparse
-import gc
-import json
 import logging
 import sys
 import tempfile
-from contextlib import AbstractContextManager, closing
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-import torch
-
 from ragflash.bench import draft_steps, drafting, gpu, kv_quality, record
+from ragflash.bench.draft_tasks import TASKS
 from ragflash.bench.gpu_session import ROOM_TOKENS
 from ragflash.bench.provenance import provenance
 from ragflash.engine.build import start_engine
@@ -40,7 +37,7 @@ _COMMANDS = {
 
 
 def main() -> None:
-    """Measure, and write the result; of `gpu` after every row."""
+    """Measure, and write the result; of `gpu` and `drafting` after every row."""
     parser = argparse.ArgumentParser(prog="python -m ragflash.bench", description=__doc__)
     parser.add_argument("name", choices=[*_COMMANDS])
     parser.add_argument("--model", type=Path, required=True)
@@ -50,14 +47,12 @@ def main() -> None:
     parser.add_argument("--device", choices=["auto", "cpu", "cuda"], default="auto")
     parser.add_argument("--vram", type=float, help="GiB")
     parser.add_argument("--kv", default="tq3_0")
-    parser.add_argument("--ctx", type=int, action="append", help="of `kv`; repeatable")
+    parser.add_argument("--ctx", type=int, action="append", help="of `kv`, `drafting`; repeatable")
     parser.add_argument("--text", type=Path, help="prose, of `kv` and `drafting`")
     parser.add_argument("--tokens", type=int, default=138_696, help="of `sessions`: a document's")
     parser.add_argument("--short", type=int, default=4096, help="of `sessions`: short documents'")
     parser.add_argument("--restarts", type=int, default=2, help="of `sessions`: warm, and cold")
-    parser.add_argument("--large", type=Path, help="of `drafting`: a large model, for its steps")
-    parser.add_argument("--depth", type=int, action="append", help="of `--large`; repeatable")
-    parser.add_argument("--beside", type=Path, help="of `drafting`: result of another device")
+    _add_drafting(parser)
     parser.add_argument("--folder", type=Path, help="of `sessions`: on the disk that is meant")
     parser.add_argument("--commit", default="", help="of the files, where they are a copy")
     parser.add_argument("--out", type=Path, required=True)
@@ -68,6 +63,20 @@ def main() -> None:
     begun["commit"] = given.commit or begun["commit"]
     run = {"gpu": _time, "kv": _check, "sessions": _restart, "drafting": _draft}[given.name]
     run(given, begun)
+
+
+def _add_drafting(parser: argparse.ArgumentParser) -> None:
+    """Add what `drafting` alone knows."""
+    add = parser.add_argument_group("drafting").add_argument
+    add("--task", action="append", choices=[*TASKS, drafting.NO_TASK], help="repeatable")
+    add("--output-tokens", type=int, help="of every answer")
+    add("--rounds", type=int, help="answers of each kind, 7 or more")
+    add("--peer", action="store_true", help="llama.cpp's lookups beside, if it is installed")
+    add("--large", type=Path, help="a large model, for its steps")
+    add("--large-drafter", type=Path, help="its DFlash drafter")
+    add("--depth", type=int, action="append", help="of `--large`; repeatable")
+    add("--beside", type=Path, help="result of another device")
+    add("--resume", action="store_true", help="go on with the rows that --out lacks")
 
 
 def _time(given: argparse.Namespace, begun: dict[str, object]) -> None:
@@ -143,32 +152,41 @@ def _restart(given: argparse.Namespace, begun: dict[str, object]) -> None:
 
 
 def _draft(given: argparse.Namespace, begun: dict[str, object]) -> None:
-    steps = {}
+    large = None
     if given.large is not None:
-        steps = draft_steps.measure(
-            given.large,
-            _tell,
+        large = draft_steps.Plan(
+            model=given.large,
+            drafter=given.large_drafter,
             device=given.device,
             vram_bytes=_vram_bytes(given),
             kv_format=given.kv,
             depths=given.depth or draft_steps.DEPTHS,
         )
-        gc.collect()
-        if torch.cuda.is_available():
-            torch.cuda.empty_cache()
-    client = start_engine(given.model, device=given.device, max_slots=1, drafts=True)
-    with closing(client):
-        measurement = drafting.measure(
-            client,
-            given.text.read_text(encoding="utf-8"),
-            drafting.sizes_for(client, quick=given.quick),
-            _tell,
-            beside=given.beside and json.loads(given.beside.read_text(encoding="utf-8")),
-            more=steps,
-        )
-    result = record.build("drafting", begun, measurement)
-    record.write(given.out, result)
-    for name, one in result["summary"].items():
+    plan = drafting.plan_of(
+        given.text.read_text(encoding="utf-8"),
+        quick=given.quick,
+        tasks=given.task or (),
+        contexts=given.ctx or (),
+        output_tokens=given.output_tokens,
+        rounds=given.rounds,
+        large=large,
+        peer_model=given.model if given.peer else None,
+    )
+
+    def keep(measurement: record.Measurement) -> None:
+        record.write(given.out, record.build("drafting", begun, measurement))
+
+    measurement = drafting.measure(
+        plan,
+        lambda: start_engine(given.model, device=given.device, max_slots=1, drafts=True),
+        _tell,
+        keep,
+        begun=begun,
+        earlier=drafting.read(given.out) if given.resume else None,
+        beside=drafting.read(given.beside) if given.beside else None,
+    )
+    keep(measurement)
+    for name, one in record.summarise(measurement.series).items():
         _log.info("%s %s", name, {key: one[key] for key in ("median", "ratio") if key in one})
 
 

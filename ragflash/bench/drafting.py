@@ -1,137 +1,328 @@
 """What drafts are worth: decoding with them and without, by task, document length and source.
 
-A model answers greedily about a document of prose with a list of made-up parts in its middle. Every
-round takes one answer of each kind, in another order, so that they see the same disturbances. A
-document is read once. The policy learns for each task from nothing, its first round included.
+A model answers greedily about a document (`draft_tasks`, `draft_answers`). Every round takes one
+answer of each kind, in another order, so that they see the same disturbances. The policy learns for
+each task from nothing, its first round included. Besides, steps of a large model can be timed
+(`draft_steps`), and llama.cpp's own lookups (`draft_peer`).
+
+A result is kept after every row, and says which rows it lacks; a later run goes on with these.
 """
 
-import asyncio
-import random
+import json
+import time
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import closing
 from dataclasses import dataclass, field
+from hashlib import sha256
+from pathlib import Path
 from typing import Any
 
 import torch
 
-from ragflash.bench.record import LEAST_PAIRS, Measurement, Series, median_interval
+from ragflash.bench import draft_peer, draft_steps, peer
+from ragflash.bench.draft_answers import Answers, Row
+from ragflash.bench.draft_projection import project
+from ragflash.bench.draft_report import markdown
+from ragflash.bench.draft_tasks import CONTEXTS, COPIED_SHARE, TASKS, Sizes
+from ragflash.bench.record import LEAST_PAIRS, Measurement, Series, median_interval, read_series
 from ragflash.engine.client import EngineClient
-from ragflash.engine.request import (
-    MAX_DRAFT,
-    ChatMessage,
-    DraftMode,
-    Finished,
-    GenerateRequest,
-    SegmentKind,
-    Span,
-    TextSegment,
+from ragflash.engine.request import DraftMode
+from ragflash.errors import Conflict, SettingInvalid, StorageError
+
+__all__ = ["ALL_ROWS", "QUICK", "Plan", "markdown", "measure", "plan_of", "read", "sum_up"]
+
+ALL_ROWS = tuple((task, context) for context in CONTEXTS for task in TASKS)
+"""What a whole result has, the most telling first."""
+
+NO_TASK = "none"
+QUICK = (("copy", CONTEXTS[0]), ("free", CONTEXTS[0]))
+_QUICK_COPY_TOKENS = 128
+
+_SAME = (
+    *("device", "weights", "compute_dtype", "kv_format", "threads"),
+    *("rounds", "answer_tokens", "question_tokens", "list_rows", "text_sha256"),
 )
-from ragflash.errors import EngineError, InputError
-
-TASKS: Mapping[str, str] = {
-    "copy": "Copy the list of parts in stock from the document above, line by line. Parts in "
-    "stock, copied from the document above, line by line:",
-    "quote": "Quote the sentence of the document above that matters most to somebody who wants "
-    "to pass the work on, and then explain in your own words what it means.",
-    "list": "List the most important things that the document above says, one a line, each of "
-    "them in a few words, and begin each line with its number.",
-    "rewrite": "Rewrite the first paragraph of the document above in simpler words, so that a "
-    "child can follow it, and keep all that it says in the order in which it is said.",
-    "summary": "Summarise the document above in five or six sentences, so that somebody who has "
-    "not read it knows what it is about and what follows from it.",
-    "free": "Do not use the document above. Tell a story about a fisherman, his daughter and a "
-    "storm at sea, in which everybody comes home in the end.",
-}
-SOURCES = (DraftMode.LOOKUP, DraftMode.TREE, DraftMode.AUTO)
-COPIED_SHARE = 0.9
-"""Of an answer's tokens, what must stand in the document to call it a copy."""
-
-_RUN_TOKENS = 4  # as many in a row are found in the document or are not copied
-_PARTS = ("seal ring", "hex bolt", "spring", "bearing", "gasket", "valve stem", "filter", "fuse")
+_SAME_OF_LARGE = ("model_hash", "device", "kv_format", "vram_bytes", "steps", "runs", "drafter")
 
 Progress = Callable[[str, int, int], None]
+Keep = Callable[[Measurement], None]
 
 
-@dataclass(frozen=True, slots=True)
-class Sizes:
-    """How much is measured.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Plan:
+    """What is measured.
 
     Attributes:
-        contexts: Tokens of documents and questions together.
-        output_tokens: Most of an answer.
-        rounds: Answers of each kind, 7 or more.
-        tasks: Some of `TASKS`.
-        question_tokens: Of a context, what is left for the question and the template.
-        list_rows: Parts in the document.
+        prose: Of the documents, long enough for the longest context.
+        rows: Task and context each, in the order in which they are measured.
+        sizes: Of each.
+        large: A large model's steps, too.
+        peer: A model file that llama.cpp is timed with, too.
     """
 
-    contexts: Sequence[int] = (1024, 4096, 7500)
-    output_tokens: int = 64
-    rounds: int = LEAST_PAIRS
-    tasks: Sequence[str] = (*TASKS,)
-    question_tokens: int = 160
-    list_rows: int = 14
+    prose: str
+    rows: Sequence[tuple[str, int]] = ALL_ROWS
+    sizes: Sizes = field(default_factory=Sizes)
+    large: draft_steps.Plan | None = None
+    peer: Path | None = None
 
 
-FULL = Sizes()
-ON_CPU = Sizes(contexts=(1024, 4096), output_tokens=48)
-QUICK = Sizes(contexts=(1024,), output_tokens=48, tasks=("copy", "free"))
+def plan_of(
+    prose: str,
+    *,
+    quick: bool = False,
+    tasks: Sequence[str] = (),
+    contexts: Sequence[int] = (),
+    output_tokens: int | None = None,
+    rounds: int | None = None,
+    large: draft_steps.Plan | None = None,
+    peer_model: Path | None = None,
+) -> Plan:
+    """Return a plan of what a command line selects; see `Plan`.
 
+    Args:
+        prose: See `Plan`.
+        quick: A copy and an answer of the model's own, behind the shortest document.
+        tasks: Some of `TASKS`, or `none`; all if empty.
+        contexts: Tokens; `CONTEXTS` if empty.
+        output_tokens: Of every answer, instead of what fits its task.
+        rounds: See `Sizes`.
+        large: See `Plan`.
+        peer_model: `peer` of the plan.
 
-def sizes_for(client: EngineClient, *, quick: bool) -> Sizes:
-    """Return what a few minutes are enough for."""
+    Raises:
+        SettingInvalid: A task is not known, or the sizes say nothing.
+    """
+    unknown = sorted({*tasks} - {*TASKS, NO_TASK})
+    if unknown:
+        raise SettingInvalid(f"task {', '.join(unknown)}: known are {', '.join(TASKS)}, {NO_TASK}")
+    rows: Sequence[tuple[str, int]] = [
+        (task, context)
+        for context in contexts or CONTEXTS
+        for task in TASKS
+        if task in (tasks or TASKS)
+    ]
+    lengths = {name: output_tokens or task.output_tokens for name, task in TASKS.items()}
     if quick:
-        return QUICK
-    return ON_CPU if client.info().device == "cpu" else FULL
+        rows = QUICK
+        lengths["copy"] = output_tokens or _QUICK_COPY_TOKENS
+    sizes = Sizes(output_tokens=lengths, rounds=LEAST_PAIRS if rounds is None else rounds)
+    return Plan(prose=prose, rows=rows, sizes=sizes, large=large, peer=peer_model)
 
 
 def measure(
-    client: EngineClient,
-    prose: str,
-    sizes: Sizes,
+    plan: Plan,
+    start: Callable[[], EngineClient],
     progress: Progress,
+    keep: Keep = lambda _: None,
     *,
+    begun: Mapping[str, Any] | None = None,
+    earlier: Mapping[str, Any] | None = None,
     beside: Mapping[str, Any] | None = None,
-    more: Mapping[str, Series] | None = None,
 ) -> Measurement:
-    """Answer every task at every length with each source that the engine has, and without.
+    """Measure the rows of a plan that an earlier result does not have.
 
     Args:
-        client: Of an engine that drafts, with one slot.
-        prose: Long enough for the longest context.
-        sizes: How much.
+        plan: What and how.
+        start: Starts an engine that drafts, with one slot; it is closed again.
         progress: Called with what is done, how far it is, and out of how much.
-        beside: A result of this benchmark from another device, to be kept in this one.
-        more: Figures of a larger model.
+        keep: Is given what there is after every row.
+        begun: `provenance()` of this run.
+        earlier: A result of this benchmark, to go on with.
+        beside: A result of another device, to be kept in this one.
 
     Raises:
+        Conflict: The earlier result was measured with other sizes, another model or another commit.
         EngineError: A document was not remembered, or is too short.
     """
-    bench = _Bench(client, prose, sizes, progress)
-    bench.run()
-    info, series = client.info(), bench.series
-    device = "cpu" if info.device == "cpu" else "gpu"
-    parameters: dict[str, Any] = {
-        "device": info.device,
-        "weights": info.weights,
-        "compute_dtype": info.compute_dtype,
-        "kv_format": info.kv_format,
-        "output_tokens": sizes.output_tokens,
-        "rows": bench.rows,
-    }
-    headlines = sum_up(series, bench.rows, device)
-    if beside is not None:
-        parameters["beside"] = dict(beside)
-        carried = (name for name in beside["samples"] if name.startswith("copy_speedup_"))
-        headlines |= {
-            name: Series(**beside["samples"][name]) for name in carried if name not in headlines
+    found = _Found(plan, beside=beside)
+    if earlier is not None:
+        found.take(earlier, begun or {})
+    _measure_answers(found, plan, start, progress, keep)
+    if plan.peer is not None:
+        _measure_peer(found, plan, progress, keep)
+    if plan.large is not None:
+        draft_steps.measure(
+            plan.large,
+            found.series,
+            found.large,
+            progress,
+            begin=found.check_large,
+            keep=lambda: keep(found.measurement()),
+        )
+    return found.measurement()
+
+
+def _measure_answers(
+    found: "_Found", plan: Plan, start: Callable[[], EngineClient], progress: Progress, keep: Keep
+) -> None:
+    rows = [row for row in plan.rows if row not in found.rows]
+    if not rows:
+        return
+    progress("loading the model", 0, 0)
+    with closing(start()) as client:
+        found.with_engine(client)
+        answers = Answers(client, plan.prose, plan.sizes)
+        last = ""
+        for number, (task, context) in enumerate(rows):
+            progress(f"{last}{task} behind {context} tokens", number, len(rows))
+            began_at = time.perf_counter()
+            row, series = answers.measure(task, context)
+            found.series |= series
+            found.rows[task, context] = row
+            keep(found.measurement())
+            last = f"{time.perf_counter() - began_at:.0f} s; now "
+        progress(f"{last}done", len(rows), len(rows))
+
+
+def _measure_peer(found: "_Found", plan: Plan, progress: Progress, keep: Keep) -> None:
+    if not peer.is_installed():
+        progress(f"{peer.PACKAGE} is not installed, so there is nothing beside", 0, 0)
+        return
+    assert plan.peer is not None
+    rows = [
+        (task, context)
+        for task, context in plan.rows
+        if task in draft_peer.TASKS and context == CONTEXTS[0]
+    ]
+    for number, (task, context) in enumerate(rows):
+        if (task, context) in found.peer_rows:
+            continue
+        progress(f"llama.cpp's {task} behind {context} tokens", number, len(rows))
+        row, series = draft_peer.measure_peer(
+            plan.peer, plan.prose, plan.sizes, task, context, torch.get_num_threads()
+        )
+        found.series |= series
+        found.peer_rows[task, context] = row
+        keep(found.measurement())
+
+
+@dataclass
+class _Found:
+    """What there is so far."""
+
+    plan: Plan
+    beside: Mapping[str, Any] | None
+    series: dict[str, Series] = field(default_factory=dict)
+    rows: dict[tuple[str, int], Row] = field(default_factory=dict)
+    peer_rows: dict[tuple[str, int], Row] = field(default_factory=dict)
+    how: dict[str, Any] = field(default_factory=dict)
+    model: dict[str, str] | None = None
+    large: dict[str, Any] = field(default_factory=dict)
+
+    def take(self, earlier: Mapping[str, Any], begun: Mapping[str, Any]) -> None:
+        """Go on with a result of the same commit.
+
+        Raises:
+            Conflict: It is of another one.
+        """
+        _require_same({"commit": earlier["commit"]}, {"commit": begun["commit"]}, ["commit"])
+        parameters = dict(earlier["parameters"])
+        for name, kept in (("rows", self.rows), ("peer_rows", self.peer_rows)):
+            for row in parameters.pop(name, ()):
+                kept[row["task"], row["context_tokens"]] = row
+        self.series |= read_series(earlier)
+        self.beside = self.beside or parameters.pop("beside", None)
+        run = {key: earlier[key] for key in ("command", "date", "load_1m", "load_1m_after")}
+        self.how = parameters | {"earlier_runs": [*parameters.get("earlier_runs", ()), run]}
+        self.model = earlier["model"]
+
+    def with_engine(self, client: EngineClient) -> None:
+        """Say of what the answers are.
+
+        Raises:
+            Conflict: Earlier ones are of something else.
+        """
+        info, sizes = client.info(), self.plan.sizes
+        how = {
+            "device": info.device,
+            "weights": info.weights,
+            "compute_dtype": info.compute_dtype,
+            "kv_format": info.kv_format,
+            "threads": torch.get_num_threads(),
+            "rounds": sizes.rounds,
+            "answer_tokens": dict(sizes.output_tokens),
+            "question_tokens": sizes.question_tokens,
+            "list_rows": sizes.list_rows,
+            "text_sha256": sha256(self.plan.prose.encode()).hexdigest(),
         }
-    return Measurement(
-        series={**headlines, **(more or {}), **series},
-        threads=torch.get_num_threads(),
-        parameters=parameters,
-        model={"file": info.model, "sha256": info.model_hash},
-        is_flat=True,
-    )
+        model = {"file": info.model, "sha256": info.model_hash}
+        if self.model is not None:
+            _require_same(self.model, model, ["sha256"])
+            _require_same(self.how, how, _SAME)
+        self.how |= how
+        self.model = model
+
+    def check_large(self) -> None:
+        """Require that earlier steps are of what these are of.
+
+        Raises:
+            Conflict: They are not.
+        """
+        if "large" in self.how:
+            _require_same(self.how["large"], self.large, _SAME_OF_LARGE)
+
+    def measurement(self) -> Measurement:
+        """Return what there is, with the figures that follow from it."""
+        rows = [self.rows[row] for row in sorted(self.rows, key=_place)]
+        headlines = sum_up(self.series, rows, "cpu" if self.how.get("device") == "cpu" else "gpu")
+        depths = self.plan.large.depths if self.plan.large else draft_steps.DEPTHS
+        found = {
+            "large": dict(self.large) or self.how.get("large"),
+            "peer_rows": [*self.peer_rows.values()],
+            "projected": project(self.series, rows, depths),
+        }
+        parameters = self.how | {"rows": rows} | {name: one for name, one in found.items() if one}
+        if self.beside is not None:
+            parameters["beside"] = dict(self.beside)
+            carried = (name for name in self.beside["samples"] if name.startswith("copy_speedup_"))
+            headlines |= {
+                name: Series(**self.beside["samples"][name])
+                for name in carried
+                if name not in headlines
+            }
+        missing = [f"{task}_{at}" for task, at in ALL_ROWS if (task, at) not in self.rows]
+        if self.plan.large is not None:
+            lacking = draft_steps.rows_missing(self.plan.large, self.series)
+            missing += [f"large_{kind}_{depth}" for kind, depth in lacking]
+        return Measurement(
+            series=headlines | {n: s for n, s in self.series.items() if n not in headlines},
+            threads=torch.get_num_threads(),
+            parameters=parameters,
+            model=self.model,
+            is_flat=True,
+            missing=missing,
+        )
+
+
+def _place(row: tuple[str, int]) -> tuple[int, int]:
+    task, context = row
+    return context, [*TASKS].index(task)
+
+
+def read(path: Path) -> dict[str, Any]:
+    """Read a result of this benchmark.
+
+    Raises:
+        StorageError: The file cannot be read.
+        Conflict: It holds something else.
+    """
+    try:
+        result = json.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise StorageError(f"{path} cannot be read: {error}") from error
+    except ValueError as error:
+        raise Conflict(f"{path} is no result of a benchmark: {error}") from error
+    if not isinstance(result, dict) or result.get("bench") != "drafting":
+        raise Conflict(f"{path} is no result of bench drafting")
+    return result
+
+
+def _require_same(ours: Mapping[str, Any], new: Mapping[str, Any], keys: Sequence[str]) -> None:
+    other = [key for key in keys if ours.get(key) != new.get(key)]
+    if other:
+        told = "; ".join(f"{key} {ours.get(key)!r} there, {new.get(key)!r} here" for key in other)
+        raise Conflict(f"the result to go on with differs: {told}. Write to another file")
 
 
 def sum_up(
@@ -155,179 +346,3 @@ def sum_up(
         lowest = min(median_interval(values)[1] for values in ratios.values())
         found["worst_row_ratio"] = Series("times", [lowest])
     return found
-
-
-def markdown(result: Mapping[str, Any]) -> str:
-    """Return the table of a result's rows, with those of another device that it keeps."""
-    lines = [
-        "| device | task | context | copied | drafts | a step | without | tok/s | times |",
-        "|---|---|---|---|---|---|---|---|---|",
-    ]
-    for one in (result, result["parameters"].get("beside")):
-        for row in one["parameters"]["rows"] if one else ():
-            lines += _table_rows(one, row)
-    return "\n".join(lines)
-
-
-def _table_rows(result: Mapping[str, Any], row: Mapping[str, Any]) -> list[str]:
-    lines, summary = [], result["summary"]
-    for mode in SOURCES:
-        of_source = f"{row['task']}_{row['context_tokens']}_{mode}"
-        if f"{of_source}_tok_s" not in summary:
-            continue
-        speed = summary[f"{of_source}_tok_s"]
-        ratio, steps = speed["ratio"], summary[f"{of_source}_tokens_per_step"]
-        plain = summary[ratio["to"]]["median"]
-        lines.append(
-            f"| {result['parameters']['device']} | {row['task']} | {row['context_tokens']:,} "
-            f"| {row['copied_share']:.0%} | `{mode}` | {steps['median']:.2f} | {plain:.1f} "
-            f"| {speed['median']:.1f} "
-            f"| {ratio['median']:.2f} ({ratio['low']:.2f} to {ratio['high']:.2f}) |"
-        )
-    return lines
-
-
-@dataclass
-class _Bench:
-    """One engine while answers are timed on it."""
-
-    client: EngineClient
-    prose: str
-    sizes: Sizes
-    progress: Progress
-    series: dict[str, Series] = field(default_factory=dict)
-    rows: list[dict[str, Any]] = field(default_factory=list)
-    asked: int = 0
-
-    def run(self) -> None:
-        """Measure all rows; those of one document one after the other."""
-        sources = self._sources()
-        total = len(self.sizes.contexts) * len(self.sizes.tasks)
-        for context in self.sizes.contexts:
-            document = self._document(context - self.sizes.question_tokens)
-            for task in self.sizes.tasks:
-                self.progress(f"{task} at {context} tokens", len(self.rows), total)
-                self._row(task, context, document, sources)
-        self.progress("done", total, total)
-
-    def _row(self, task: str, context: int, document: str, sources: Sequence[DraftMode]) -> None:
-        plain = self._answer(task, context, document, DraftMode.OFF, is_first=True)
-        row: dict[str, Any] = {
-            "task": task,
-            "context_tokens": context,
-            "prompt_tokens": plain.usage.prompt_tokens,
-            "output_tokens": len(plain.token_ids),
-            "copied_share": round(copied_share(plain.token_ids, self.client.tokenize(document)), 4),
-            "text": plain.text,
-        }
-        self.rows.append(row)
-        if len(plain.token_ids) < 2:
-            row["left_out"] = "the model ended at once"
-            return
-        modes = (DraftMode.OFF, *sources)
-        taken: dict[DraftMode, list[Finished]] = {mode: [] for mode in modes}
-        for turn in range(self.sizes.rounds):
-            first = turn % len(modes)
-            for mode in (*modes[first:], *modes[:first]):
-                taken[mode].append(self._answer(task, context, document, mode))
-        row["same_output"] = {
-            mode: all(each.token_ids == plain.token_ids for each in answers)
-            for mode, answers in taken.items()
-        }
-        self._keep(f"{task}_{context}", taken)
-
-    def _keep(self, row: str, taken: Mapping[DraftMode, Sequence[Finished]]) -> None:
-        for mode, answers in taken.items():
-            name = f"{row}_{mode}_tok_s"
-            against = None if mode is DraftMode.OFF else f"{row}_{DraftMode.OFF}_tok_s"
-            self.series[name] = Series("tokens/s", [*map(_tok_s, answers)], against=against)
-            if mode is not DraftMode.OFF:
-                per_step = [*map(_tokens_per_step, answers)]
-                self.series[f"{row}_{mode}_tokens_per_step"] = Series("tokens", per_step)
-
-    def _answer(
-        self,
-        task: str,
-        context: int,
-        document: str,
-        mode: DraftMode,
-        *,
-        is_first: bool = False,
-    ) -> Finished:
-        self.asked += 1
-        # What is learned belongs to a document's id, what is remembered to its tokens.
-        source = Span(f"{task}-{context}", 0, 0, len(document))
-        segments = (
-            TextSegment(SegmentKind.DOCUMENT, document, (source,)),
-            TextSegment(SegmentKind.QUESTION, f"\n\n{TASKS[task]}"),
-        )
-        request = GenerateRequest(
-            f"bench-{self.asked}",
-            (ChatMessage("user", segments),),
-            max_tokens=self.sizes.output_tokens,
-            draft=mode,
-        )
-        finished = asyncio.run(self.client.complete(request))
-        computed = finished.timings.prompt_n
-        if computed <= MAX_DRAFT or (not is_first and computed > self.sizes.question_tokens):
-            raise EngineError(
-                f"{computed} tokens of a prompt of {finished.usage.prompt_tokens} were computed: "
-                "the question alone should have been, and be no part of a step with drafts"
-            )
-        return finished
-
-    def _document(self, num_tokens: int) -> str:
-        """Return prose of about that many tokens, with the list between two paragraphs."""
-        parts = f"\n\nParts in stock:\n{_part_list(self.sizes.list_rows)}"
-        left = num_tokens - len(self.client.tokenize(parts))
-        share = left / len(self.client.tokenize(self.prose))
-        if share > 1:
-            raise EngineError(f"a text of more than {left} tokens is needed")
-        taken = self.prose[: int(share * len(self.prose))]
-        middle = max(0, taken.rfind("\n\n", 0, len(taken) // 2))
-        return taken[:middle] + parts + taken[middle:]
-
-    def _sources(self) -> Sequence[DraftMode]:
-        """Return the sources that this engine has, trying each."""
-        message = ChatMessage("user", (TextSegment(SegmentKind.QUESTION, "Hello"),))
-        found = []
-        for mode in SOURCES:
-            request = GenerateRequest(f"try-{mode}", (message,), max_tokens=1, draft=mode)
-            try:
-                asyncio.run(self.client.complete(request))
-            except InputError:
-                continue
-            found.append(mode)
-        return found
-
-
-def copied_share(token_ids: Sequence[int], source: Sequence[int]) -> float:
-    """Return the share of tokens that stand in a run of the source's, of four or more."""
-    starts = range(len(source) - _RUN_TOKENS + 1)
-    known = {tuple(source[start : start + _RUN_TOKENS]) for start in starts}
-    copied: set[int] = set()
-    for start in range(len(token_ids) - _RUN_TOKENS + 1):
-        if tuple(token_ids[start : start + _RUN_TOKENS]) in known:
-            copied.update(range(start, start + _RUN_TOKENS))
-    return len(copied) / len(token_ids) if token_ids else 0.0
-
-
-def _part_list(num_rows: int) -> str:
-    draw = random.Random(5)
-    return "\n".join(
-        f"{row}. {draw.choice(_PARTS)}, part {draw.randint(1000, 9999)}-{draw.choice('ABCDEFG')}, "
-        f"{draw.randint(2, 48)} pieces, shelf {draw.randint(1, 90)}"
-        for row in range(1, num_rows + 1)
-    )
-
-
-def _tok_s(finished: Finished) -> float:
-    """Return tokens a second behind the first, which comes with the prompt."""
-    return 1000 * (finished.timings.predicted_n - 1) / finished.timings.predicted_ms
-
-
-def _tokens_per_step(finished: Finished) -> float:
-    """Return those of the steps behind the prompt, each of which has one row besides its draft."""
-    timings = finished.timings
-    steps = timings.forward_rows - timings.prompt_n - timings.draft_n
-    return (timings.predicted_n - 1) / steps

@@ -88,8 +88,19 @@ class Session:
         *,
         document: str = "",
         drafter: StubDrafter | None = None,
+        draft: DraftMode | None = None,
+        draft_tokens: int | None = None,
     ) -> tuple[Finished, float]:
-        """Return the end of a request, and the seconds from its first token to that."""
+        """Return the end of a request, and the seconds from its first token to that.
+
+        Args:
+            question: Stands behind the document.
+            max_tokens: Of the answer.
+            document: Is remembered.
+            drafter: Of the request, if it is to have one.
+            draft: Instead of a drafter, which of the engine's own; `None` for none.
+            draft_tokens: See `GenerateRequest`.
+        """
         self._asked += 1
         if drafter is not None:
             self._slot.drafter = drafter
@@ -97,7 +108,8 @@ class Session:
             f"bench-{self._asked}",
             self.filler.prompt(document, question),
             max_tokens=max_tokens,
-            draft=DraftMode.OFF if drafter is None else DraftMode.AUTO,
+            draft=draft or (DraftMode.OFF if drafter is None else DraftMode.AUTO),
+            draft_tokens=draft_tokens,
             cache=bool(document),
         )
 
@@ -119,15 +131,28 @@ class Session:
         return self._documents[depth]
 
     def behind(
-        self, depth: int, question: str, max_tokens: int, drafter: StubDrafter | None = None
+        self,
+        depth: int,
+        question: str,
+        max_tokens: int,
+        drafter: StubDrafter | None = None,
+        draft: DraftMode | None = None,
+        draft_tokens: int | None = None,
     ) -> tuple[Finished, float]:
-        """Ask behind a filled depth.
+        """Ask behind a filled depth; see `ask`.
 
         Raises:
             EngineError: The document was not remembered.
         """
         document = self.document(depth)
-        finished, seconds = self.ask(question, max_tokens, document=document, drafter=drafter)
+        finished, seconds = self.ask(
+            question,
+            max_tokens,
+            document=document,
+            drafter=drafter,
+            draft=draft,
+            draft_tokens=draft_tokens,
+        )
         if document and finished.usage.cached_tokens < depth - 2 * PAGE_TOKENS:
             raise EngineError(
                 f"of {depth} tokens only {finished.usage.cached_tokens} were remembered: the "

@@ -47,6 +47,7 @@ class Measurement:
         embedder: Fingerprint of the embedding model; `None` if none took part.
         threads: That computations may use.
         is_flat: Whether the medians stand in the result by their names besides.
+        missing: Rows that a whole result has and this one lacks; `None` if it is always whole.
     """
 
     series: Mapping[str, Series]
@@ -55,6 +56,7 @@ class Measurement:
     model: Mapping[str, str] | None = None
     embedder: str | None = None
     is_flat: bool = False
+    missing: Sequence[str] | None = None
 
 
 def paired(
@@ -144,8 +146,10 @@ def build(name: str, begun: Mapping[str, Any], measurement: Measurement) -> dict
     """
     summary = summarise(measurement.series)
     medians = {key: figures["median"] for key, figures in summary.items()}
+    missing = measurement.missing
     return {
         "bench": name,
+        **({} if missing is None else {"complete": not missing, "missing": list(missing)}),
         **(medians if measurement.is_flat else {}),
         **begun,
         "threads": measurement.threads,
@@ -159,14 +163,17 @@ def build(name: str, begun: Mapping[str, Any], measurement: Measurement) -> dict
 
 
 def write(path: Path, result: Mapping[str, Any]) -> None:
-    """Write a result file.
+    """Write a result file, whole or not at all.
 
     Raises:
         StorageError: The disk refused.
     """
+    unfinished = path.with_name(f"{path.name}.partial")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(json.dumps(result, ensure_ascii=False, indent=1) + "\n", encoding="utf-8")
+        text = json.dumps(result, ensure_ascii=False, indent=1) + "\n"
+        unfinished.write_text(text, encoding="utf-8")
+        unfinished.replace(path)
     except OSError as error:
         raise StorageError(f"{path} cannot be written: {error}") from error
 

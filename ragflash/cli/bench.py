@@ -4,12 +4,11 @@ A benchmark is a module of `ragflash.bench` with a `measure` function, and a com
 calls it through `run_bench`.
 """
 
-import json
 import os
 import tempfile
 import time
 from collections.abc import Callable
-from contextlib import AbstractContextManager, closing
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -17,6 +16,7 @@ import typer
 
 from ragflash.bench import record
 from ragflash.cli import parts
+from ragflash.cli.bench_drafting import drafting
 from ragflash.cli.bench_run import run_bench, run_kept
 from ragflash.cli.demo import GUIDE, GUIDE_QUESTIONS, MANUAL
 from ragflash.cli.options import (
@@ -36,8 +36,7 @@ from ragflash.samples import sample_path
 from ragflash.settings import load_settings
 
 app = typer.Typer(help="Measure speed on this machine.", no_args_is_help=True)
-
-_PROSE = "GPL-3.txt"
+app.command()(drafting)
 
 WeightForm = Literal["dense", "packed"]
 OutOption = Annotated[
@@ -216,45 +215,6 @@ def quotes(
         return bench.measure(documents, path, bench.Sizes(runs=runs), track)
 
     run_bench("quotes", run, out=out, as_json=as_json)
-
-
-@app.command()
-def drafting(
-    *,
-    quick: Annotated[bool, typer.Option("--quick", help="Two tasks, one short document.")] = False,
-    text: Annotated[
-        Path | None, typer.Option(help="Plain prose that is asked about; the GPL if left out.")
-    ] = None,
-    large: Annotated[
-        Path | None, typer.Option(help="A large model whose steps are timed besides, on a card.")
-    ] = None,
-    beside: Annotated[
-        Path | None, typer.Option(help="Result of another device, to be kept in this one.")
-    ] = None,
-    model: ModelOption = None,
-    device: DeviceOption = None,
-    out: OutOption = None,
-    as_json: JsonOption = False,
-) -> None:
-    """Time six tasks with drafts from each source and without, alternately."""
-
-    def run(track: Tracker) -> record.Measurement:
-        from ragflash.bench import draft_steps  # noqa: PLC0415  (imports torch: seconds)
-        from ragflash.bench import drafting as bench  # noqa: PLC0415
-
-        settings = load_settings(model=model, device=device, max_slots=1, draft="auto")
-        steps = draft_steps.measure(large, track, device=settings.device) if large else {}
-        with closing(parts.start_model(settings)) as client:
-            return bench.measure(
-                client,
-                (text or sample_path(MANUAL).with_name(_PROSE)).read_text(encoding="utf-8"),
-                bench.sizes_for(client, quick=quick),
-                track,
-                beside=json.loads(beside.read_text(encoding="utf-8")) if beside else None,
-                more=steps,
-            )
-
-    run_bench("drafting", run, out=out, as_json=as_json)
 
 
 @app.command()

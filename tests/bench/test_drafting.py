@@ -1,23 +1,28 @@
 """`bench drafting`: on a toy, so that what is timed is known to be what it says."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from ragflash.bench import drafting
 from ragflash.bench.__main__ import main
+from ragflash.bench.draft_tasks import TASKS, Sizes, copied_share, make_document
 from ragflash.bench.record import Series, build, read_series, summarise
 from ragflash.engine.build import start_engine
-from ragflash.errors import EngineError
+from ragflash.errors import Conflict, EngineError, SettingInvalid
 from tests.models.families import FAMILIES
 from tests.models.toy_files import TOKENS, write_gguf
 
 ROOT = Path(__file__).parents[2]
 RESULT = ROOT / "docs/results/drafting.json"
 PROSE = "Seals are replaced every year; the pressure is kept at 16 bar. " * 60
-TOY = {"question_tokens": 250, "list_rows": 3}
-SIZES = drafting.Sizes(contexts=(600,), output_tokens=10, tasks=("copy", "free"), **TOY)
+ROWS = (("copy", 600), ("free", 600))
+SIZES = Sizes(output_tokens=dict.fromkeys(TASKS, 10), question_tokens=250, list_rows=3)
+PLAN = drafting.Plan(prose=PROSE, rows=ROWS, sizes=SIZES)
+BEGUN = {"command": "bench", "date": "today", "commit": "abc", "load_1m": 0.5}
+SOURCES = {"lookup", "tree", "auto"}
 
 
 @pytest.fixture(scope="module")
@@ -28,36 +33,102 @@ def toy(tmp_path_factory):
     return write_gguf(path, llama.architecture, llama.metadata, tensors, tokenizer=True)
 
 
-@pytest.fixture(scope="module")
-def client(toy):
+@pytest.fixture
+def start(toy):
     options = {"max_slots": 1, "threads": 1, "verify_rows": 8, "kv_bytes": 64 << 20}
-    client = start_engine(toy, device="cpu", dtype="float32", drafts=True, **options)
-    yield client
-    client.close()
+    return lambda: start_engine(toy, device="cpu", dtype="float32", drafts=True, **options)
 
 
 @pytest.fixture(scope="module")
-def measured(client):
-    return drafting.measure(client, PROSE, SIZES, lambda *_: None)
+def results(toy):
+    """What was kept after each row, the last twice."""
+    kept = []
+    options = {"max_slots": 1, "threads": 1, "verify_rows": 8, "kv_bytes": 64 << 20}
+    found = drafting.measure(
+        PLAN,
+        lambda: start_engine(toy, device="cpu", dtype="float32", drafts=True, **options),
+        lambda *_: None,
+        kept.append,
+        begun=BEGUN,
+    )
+    return [json.loads(json.dumps(build("drafting", BEGUN, one))) for one in (*kept, found)]
 
 
-def test_every_row_has_every_source_against_plain_decoding(measured):
-    sources = {"lookup", "tree", "auto"}
-    for task in SIZES.tasks:
-        for source in sources:
-            speed = measured.series[f"{task}_600_{source}_tok_s"]
-            assert speed.against == f"{task}_600_off_tok_s"
+def test_every_row_has_every_source_against_plain_decoding(results):
+    series = read_series(results[-1])
+    for task, context in ROWS:
+        for source in SOURCES:
+            speed = series[f"{task}_{context}_{source}_tok_s"]
+            assert speed.against == f"{task}_{context}_off_tok_s"
             assert len(speed.values) == SIZES.rounds
-            steps = measured.series[f"{task}_600_{source}_tokens_per_step"]
-            assert all(1 <= value <= 8 for value in steps.values)
-    for row in measured.parameters["rows"]:
+            steps = series[f"{task}_{context}_{source}_tokens_per_step"]
+            rows = series[f"{task}_{context}_{source}_rows_per_step"]
+            assert all(1 <= value <= 8 for value in (*steps.values, *rows.values))
+    for row in results[-1]["parameters"]["rows"]:
         assert row["output_tokens"] == 10
-        assert row["same_output"] == dict.fromkeys(("off", *sources), True)
+        assert row["same_output"] == dict.fromkeys(("off", *SOURCES), True)
         assert 400 <= row["prompt_tokens"] <= 600
+        for source in SOURCES:
+            count = row["drafts"][source]
+            (per_step,) = {*series[f"{row['task']}_600_lookup_tokens_per_step"].values}
+            assert source != "lookup" or 9 / count["steps"] == per_step
 
 
-def test_headlines_follow_from_the_samples_in_the_file(measured):
-    result = json.loads(json.dumps(build("drafting", {"command": "bench"}, measured)))
+def test_what_there_is_is_kept_after_every_row(results):
+    first, second, last = results
+    assert [row["task"] for row in first["parameters"]["rows"]] == ["copy"]
+    assert "copy_600_auto_tok_s" in first["summary"]
+    assert "free_600_auto_tok_s" not in first["summary"]
+    assert first["worst_row_ratio"] == first["summary"]["copy_600_auto_tok_s"]["ratio"]["high"]
+    assert second == last | {"load_1m_after": second["load_1m_after"]}
+
+
+def test_a_result_says_which_rows_of_the_whole_it_lacks(results, tmp_path):
+    assert results[-1]["complete"] is False
+    assert results[-1]["missing"] == [f"{task}_{at}" for task, at in drafting.ALL_ROWS]
+    assert len(drafting.ALL_ROWS) == 18
+    found = drafting._Found(PLAN, None)
+    for task, context in drafting.ALL_ROWS:
+        found.rows[task, context] = {"task": task, "context_tokens": context, "copied_share": 0}
+    result = build("drafting", BEGUN, found.measurement())
+    assert (result["complete"], result["missing"]) == (True, [])
+
+
+def test_a_later_run_goes_on_with_the_rows_that_lack(results, start):
+    kept = []
+    again = drafting.measure(
+        PLAN, start, lambda *_: None, kept.append, begun=BEGUN, earlier=results[0]
+    )
+    assert len(kept) == 1
+    result = json.loads(json.dumps(build("drafting", BEGUN, again)))
+    assert [row["task"] for row in result["parameters"]["rows"]] == ["copy", "free"]
+    copies = {name: one for name, one in results[0]["samples"].items() if name.startswith("copy_6")}
+    assert copies.items() <= result["samples"].items()
+    assert result["samples"].keys() == results[-1]["samples"].keys()
+    assert [run["command"] for run in result["parameters"]["earlier_runs"]] == ["bench"]
+
+
+def test_a_result_with_all_rows_starts_no_engine(results):
+    again = drafting.measure(
+        PLAN, lambda: pytest.fail("started"), lambda *_: None, begun=BEGUN, earlier=results[-1]
+    )
+    assert again.series.keys() == results[-1]["samples"].keys()
+
+
+def test_another_result_is_not_gone_on_with(results, start):
+    def go_on(earlier, plan=PLAN):
+        drafting.measure(plan, start, lambda *_: None, begun=BEGUN, earlier=earlier)
+
+    with pytest.raises(Conflict, match="commit 'def' there, 'abc' here"):
+        go_on(results[0] | {"commit": "def"})
+    with pytest.raises(Conflict, match="sha256"):
+        go_on(results[0] | {"model": {"file": "toy.gguf", "sha256": "0"}})
+    with pytest.raises(Conflict, match="rounds 7 there, 8 here"):
+        go_on(results[0], replace(PLAN, sizes=replace(SIZES, rounds=8)))
+
+
+def test_headlines_follow_from_the_samples_in_the_file(results):
+    result = results[-1]
     series = read_series(result)
     assert result["summary"] == summarise(series)
     again = drafting.sum_up(series, result["parameters"]["rows"], "cpu")
@@ -86,12 +157,15 @@ def test_copies_are_only_what_is_copied():
     assert drafting.sum_up(series, rows_of(0.89), "gpu").keys() == {"worst_row_ratio"}
 
 
-def test_the_result_of_another_device_is_kept_whole(client):
+def test_the_result_of_another_device_is_kept_whole(results):
     other = {"samples": {"copy_speedup_gpu": {"unit": "times", "values": [4.0], "against": None}}}
-    sizes = drafting.Sizes(contexts=(600,), output_tokens=3, tasks=("free",), **TOY)
-    found = drafting.measure(client, PROSE, sizes, lambda *_: None, beside=other)
+    options = {"begun": BEGUN, "earlier": results[-1]}
+    found = drafting.measure(PLAN, pytest.fail, lambda *_: None, beside=other, **options)
     assert found.parameters["beside"] == other
     assert found.series["copy_speedup_gpu"].values == [4.0]
+    later = options | {"earlier": json.loads(json.dumps(build("drafting", BEGUN, found)))}
+    again = drafting.measure(PLAN, pytest.fail, lambda *_: None, **later)
+    assert again.parameters["beside"] == other
 
 
 @pytest.mark.parametrize(
@@ -99,28 +173,45 @@ def test_the_result_of_another_device_is_kept_whole(client):
     [((1, 2, 3, 4, 9, 9), 4 / 6), ((2, 3, 4, 5, 6), 1.0), ((1, 2, 3, 9), 0.0), ((), 0.0)],
 )
 def test_a_copy_is_runs_of_the_source(tokens, share):
-    assert drafting.copied_share(tokens, (1, 2, 3, 4, 5, 6)) == share
+    assert copied_share(tokens, (1, 2, 3, 4, 5, 6)) == share
 
 
-def test_a_document_that_is_too_short_or_not_remembered_ends_it(client):
+def test_a_list_has_every_part_once():
+    document = make_document(PROSE, 2000, 14, lambda text: [*text.encode()])
+    parts = document.split("Parts in stock:\n")[1].split("\n")[:14]
+    names = [part.split(", ")[0].split(". ")[1] for part in parts]
+    assert len({*names}) == 14
+    assert parts[13].startswith("14. ")
+
+
+def test_a_document_that_is_too_short_or_not_remembered_ends_it(start):
     with pytest.raises(EngineError, match="a text of more than"):
-        drafting.measure(client, "Short.", SIZES, lambda *_: None)
-    sizes = drafting.Sizes(contexts=(600,), tasks=("free",), question_tokens=100, list_rows=2)
+        drafting.measure(replace(PLAN, prose="Short."), start, lambda *_: None)
+    sizes = replace(SIZES, question_tokens=100, list_rows=2)
     with pytest.raises(EngineError, match="the question alone"):
-        drafting.measure(client, PROSE, sizes, lambda *_: None)
+        drafting.measure(replace(PLAN, sizes=sizes), start, lambda *_: None)
 
 
-def test_the_table_has_every_row_of_both_devices(measured):
-    result = json.loads(json.dumps(build("drafting", {"command": "bench"}, measured)))
-    speed = result["summary"]["copy_600_lookup_tok_s"]
-    steps = result["summary"]["copy_600_lookup_tokens_per_step"]["median"]
-    alone = drafting.markdown(result).split("\n")
-    assert len(alone) == 2 + 2 * 3
-    plain = result["summary"]["copy_600_off_tok_s"]["median"]
-    assert alone[2].startswith("| cpu | copy | 600 |")
-    assert f"| `lookup` | {steps:.2f} | {plain:.1f} | {speed['median']:.1f} |" in alone[2]
-    result["parameters"]["beside"] = {**result}
-    assert drafting.markdown(result).split("\n") == alone + alone[2:]
+def test_a_plan_has_what_is_selected():
+    whole = drafting.plan_of(PROSE)
+    assert tuple(whole.rows) == drafting.ALL_ROWS
+    assert whole.sizes.output_tokens["copy"] == 192
+    some = drafting.plan_of(PROSE, tasks=["free", "copy"], contexts=[512], output_tokens=40)
+    assert some.rows == [("copy", 512), ("free", 512)]
+    assert {*some.sizes.output_tokens.values()} == {40}
+    assert drafting.plan_of(PROSE, tasks=["none"]).rows == []
+    assert tuple(drafting.plan_of(PROSE, quick=True).rows) == drafting.QUICK
+    with pytest.raises(SettingInvalid, match="task poem: known are copy, "):
+        drafting.plan_of(PROSE, tasks=["poem"])
+    with pytest.raises(SettingInvalid, match="6 rounds"):
+        drafting.plan_of(PROSE, rounds=6)
+
+
+@pytest.mark.parametrize("text", ["{}", '{"bench": "lookup"}', "[]", "no JSON"])
+def test_only_results_of_this_benchmark_are_read(tmp_path, text):
+    (tmp_path / "other.json").write_text(text)
+    with pytest.raises(Conflict, match=r"other\.json is no result of "):
+        drafting.read(tmp_path / "other.json")
 
 
 def test_the_documents_show_the_result_that_is_kept():
@@ -133,11 +224,14 @@ def test_the_documents_show_the_result_that_is_kept():
 def test_it_runs_where_there_is_no_server_to_import(toy, tmp_path, monkeypatch):
     out, prose = tmp_path / "drafting.json", tmp_path / "prose.txt"
     prose.write_text(PROSE)
-    sizes = drafting.Sizes(contexts=(600,), output_tokens=3, tasks=("free",), **TOY)
-    monkeypatch.setattr(drafting, "QUICK", sizes)
-    given = ["--model", toy, "--device", "cpu", "--quick", "--text", prose, "--out", out]
+    monkeypatch.setattr(drafting, "Sizes", lambda **lengths: replace(SIZES, **lengths))
+    given = ["--model", toy, "--device", "cpu", "--task", "free", "--ctx", 600, "--out", out]
+    given += ["--output-tokens", 3, "--text", prose, "--commit", "abc"]
     monkeypatch.setattr("sys.argv", ["bench", "drafting", *map(str, given)])
     main()
     result = json.loads(out.read_text())
     assert result["command"].startswith("ragflash bench drafting --model")
     assert result["worst_row_ratio"] > 0
+    monkeypatch.setattr("sys.argv", ["bench", "drafting", *map(str, given), "--resume"])
+    main()
+    assert json.loads(out.read_text())["samples"] == result["samples"]
