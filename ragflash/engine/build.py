@@ -78,12 +78,15 @@ def start_engine(
     _check(context_tokens=context_tokens, verify_rows=verify_rows)
     threads = threads or torch.get_num_threads()
     where, model_hash = choose_device(device), content_hash(model_path, cache_dir)
-    drafts = row_drafters.checked(where, is_asked=drafts)
+    drafts = row_drafters.checked(is_asked=drafts)
     host = HostOptions(dtype, weights, kv_format, grid_tokens, context_tokens, kv_bytes, max_slots)
     place = partial(place_on_host, options=host)
     if is_card := where.type == "cuda":
         kv = card_format(kv_format, model_hash, cache_dir)
-        card = CardOptions(vram_bytes, context_tokens, kv, max_slots, verify_rows, exact)
+        mtp = drafts and row_drafters.mtp
+        card = CardOptions(
+            vram_bytes, context_tokens, kv, max_slots, verify_rows, exact, mtp, row_drafters.file
+        )
         place = partial(place_on_card, device=where, options=card)
     loaded = _load(model_path, pre_tokenizer, place)
     told = load_row_drafting(loaded.placed, row_drafters, model_hash, cache_dir) if drafts else None

@@ -28,9 +28,13 @@ from ragflash.kvcache.planner import (
     captured_chunks,
     plan_to_fit,
 )
+from ragflash.models.decoder import Decoder
 from ragflash.models.device.graphs import ROW_COUNTS
 from ragflash.models.device.model import DeviceModel
 from ragflash.models.device.tables import MAX_ROWS
+from ragflash.models.dflash import Target, load_drafter
+from ragflash.models.dflash.device import DeviceDFlash
+from ragflash.models.dflash.shape import drafter_shape
 from ragflash.models.known_formats import known_format
 from ragflash.models.registry import load_records
 from ragflash.models.shapes import model_shape
@@ -50,6 +54,8 @@ class CardOptions:
         verify_rows: Most rows of a request in one step, drafted ones included.
         exact: Compute every row by the same instructions, whatever is computed beside it: slower,
             and equal bit for bit with and without drafts.
+        mtp: Whether the file's block of multi-token prediction drafts, if it has one.
+        drafter: GGUF file of a DFlash drafter; `None` for none.
     """
 
     vram_bytes: int | None
@@ -58,6 +64,8 @@ class CardOptions:
     max_slots: int
     verify_rows: int
     exact: bool = False
+    mtp: bool = False
+    drafter: Path | None = None
 
 
 def card_format(wanted: KVFormatChoice, model_hash: str, folder: Path | None) -> KVFormatName:
@@ -78,7 +86,7 @@ def place_on_card(file: GGUFFile, device: torch.device, options: CardOptions) ->
 
     Raises:
         DeviceMemoryShort: It does not fit; says with which settings it would.
-        ModelError: The file cannot be run on a card.
+        ModelError: The file, or its drafter, cannot be run on a card.
         SettingInvalid: More rows are to be verified than a tape has room for.
     """
     if options.verify_rows > MAX_ROWS:
@@ -93,7 +101,7 @@ def place_on_card(file: GGUFFile, device: torch.device, options: CardOptions) ->
         torch.cuda.empty_cache()  # what repacking took
         pages, allocators = _pages(plan, decoder.kv_layout, device)
         context_pages = pages_for(plan.options.context_tokens)
-        grid = allocators.grid
+        grid, has_mtp = allocators.grid, options.mtp and decoder.mtp is not None
         model = DeviceModel(
             decoder,
             device,
@@ -105,14 +113,17 @@ def place_on_card(file: GGUFFile, device: torch.device, options: CardOptions) ->
             chunk_tokens=PREFILL_ROWS,
             chunk_counts=captured_chunks(plan.shape),
             row_counts=ROW_COUNTS[-1:] if options.exact else ROW_COUNTS,
+            tap_layers=_tap_layers(plan, has_mtp=has_mtp),
+            has_mtp=has_mtp,
         )
+        drafter = _place_drafter(decoder, model, options)
         torch.cuda.empty_cache()  # what compiling took
         model.warm_up()
         reserve_passing_memory()
         torch.cuda.synchronize(device)
     _log.info("the model is on the card", extra=_measured(plan, device))
     name = torch.cuda.get_device_name(device)
-    return Placed(model, pages, allocators, name, "int8+bfloat16", model.warm_up)
+    return Placed(model, pages, allocators, name, "int8+bfloat16", model.warm_up, drafter)
 
 
 def _plan(file: GGUFFile, options: CardOptions) -> MemoryPlan:
@@ -123,8 +134,37 @@ def _plan(file: GGUFFile, options: CardOptions) -> MemoryPlan:
         context_tokens=shape.context_tokens if context_tokens is None else context_tokens,
         kv_format=options.kv_format,
         slots=options.max_slots,
+        mtp=options.mtp,
+        drafter=None if options.drafter is None else drafter_shape(options.drafter),
     )
     return plan_to_fit(shape, asked, shrinks=context_tokens is None)
+
+
+def _tap_layers(plan: MemoryPlan, *, has_mtp: bool) -> tuple[int, ...] | None:
+    """Return whose rows drafters read beside those of the last layer; `None` without drafters."""
+    drafter = plan.options.drafter
+    if drafter is not None:
+        return drafter.tap_layers
+    return () if has_mtp else None
+
+
+def _place_drafter(
+    decoder: Decoder, model: DeviceModel, options: CardOptions
+) -> DeviceDFlash | None:
+    if options.drafter is None:
+        return None
+    device, target = model.workspace.device, Target.of(decoder)
+    loaded = load_drafter(
+        options.drafter, target, dtype=torch.bfloat16, device=device, form="records"
+    )
+    torch.cuda.empty_cache()  # what repacking took
+    return DeviceDFlash(
+        loaded,
+        device,
+        max_slots=options.max_slots,
+        chunk_tokens=PREFILL_ROWS,
+        workspace=model.workspace,
+    )
 
 
 def _pages(

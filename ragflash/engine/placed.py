@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from ragflash.kvcache.grid import PageAllocators
 from ragflash.kvcache.pages import KVPages
 from ragflash.models.contract import Model
+from ragflash.models.dflash.device import DeviceDFlash
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,6 +20,7 @@ class Placed:
         device: For users: the name of a card, or `cpu`.
         arithmetic: For users: what matrices are multiplied in.
         warm_up: To be called first by the thread that will run the model.
+        drafter: That was placed with it, on a card.
     """
 
     model: Model
@@ -27,3 +29,4 @@ class Placed:
     device: str
     arithmetic: str
     warm_up: Callable[[], None] = lambda: None
+    drafter: DeviceDFlash | None = None

@@ -33,7 +33,15 @@ from ragflash.models.contract import (
 )
 from ragflash.models.decoder import Decoder
 from ragflash.models.device.model import DeviceModel
-from ragflash.models.dflash import DFlashModel, DraftSequence, Target, drafter_hash, load_drafter
+from ragflash.models.dflash import (
+    DFlashModel,
+    DraftContext,
+    DraftSequence,
+    Target,
+    drafter_hash,
+    load_drafter,
+)
+from ragflash.models.dflash.device import DeviceDFlash, DeviceSequence
 from ragflash.models.mtp import MAX_DEPTH
 from ragflash.models.mtp_runner import HostMtp, MtpRunner
 from ragflash.speculative.dflash import DFlashDrafter
@@ -55,25 +63,19 @@ class DrafterOptions:
     mtp: bool = True
     file: Path | None = None
 
-    def checked(self, device: torch.device, *, is_asked: bool) -> bool:
+    def checked(self, *, is_asked: bool) -> bool:
         """Refuse a drafter that nobody would ask, before a model is loaded; return `is_asked`.
 
         Args:
-            device: Of the model.
             is_asked: Whether the engine drafts.
 
         Raises:
-            SettingInvalid: The engine does not draft, or runs on a card, which runs no drafter yet.
+            SettingInvalid: It does not.
         """
         if self.file is not None and not is_asked:
             raise SettingInvalid(
                 f"the drafter {self.file} would never be asked: unset RAGFLASH_DRAFTER, or set "
                 "RAGFLASH_DRAFT=auto"
-            )
-        if self.file is not None and device.type != "cpu":
-            raise SettingInvalid(
-                f"a card runs no DFlash drafter yet: unset RAGFLASH_DRAFTER ({self.file}), or "
-                "set RAGFLASH_DEVICE=cpu"
             )
         return is_asked
 
@@ -99,7 +101,7 @@ class RowDrafting:
         pages: KVPages,
         *,
         mtp: MtpRunner | None = None,
-        dflash: DFlashModel | None = None,
+        dflash: DFlashModel | DeviceDFlash | None = None,
         depends_on: Mapping[str, str],
     ) -> None:
         self.depends_on = depends_on
@@ -121,7 +123,7 @@ class RowDrafting:
             rows_of = partial(_rows_of, sequence)
             made[MTP_PART] = MtpDrafter(self._mtp, rows_of, width or MAX_DEPTH)
         if self._dflash is not None:
-            made[DRAFTER_PART] = DFlashDrafter(DraftSequence(self._dflash), width)
+            made[DRAFTER_PART] = DFlashDrafter(_context_of(self._dflash, sequence), width)
         return made
 
     def forward(self, batch: ForwardBatch) -> torch.Tensor:
@@ -162,6 +164,17 @@ class RowDrafting:
         for name, drafter in sequence.row_drafters.items():
             read = computed.taps if name == DRAFTER_PART else computed.stream
             drafter.absorb(sequence.committed, token_ids, _pick(read, first, path))
+
+
+def _context_of(drafter: DFlashModel | DeviceDFlash, sequence: Sequence) -> DraftContext:
+    if isinstance(drafter, DFlashModel):
+        return DraftSequence(drafter)
+    return DeviceSequence(drafter, partial(_slot_of, sequence))
+
+
+def _slot_of(sequence: Sequence) -> int:
+    assert sequence.cache is not None
+    return sequence.cache.slot
 
 
 def _rows_of(sequence: Sequence, position: int, num_rows: int) -> SequenceRows:
@@ -207,12 +220,13 @@ def load_row_drafting(
     """
     model, depends_on = placed.model, dict[str, str]()
     assert isinstance(model, TappedModel)
-    mtp, dflash = _mtp_of(placed) if options.mtp else None, None
+    mtp = _mtp_of(placed) if options.mtp else None
+    dflash: DFlashModel | DeviceDFlash | None = placed.drafter
     if mtp is not None:
         depends_on[MTP_PART] = model_hash
     if options.file is not None:
-        assert isinstance(model, Decoder)
-        dflash = load_drafter(options.file, Target.of(model), dtype=model.compute_dtype)
+        if isinstance(model, Decoder):
+            dflash = load_drafter(options.file, Target.of(model), dtype=model.compute_dtype)
         depends_on[DRAFTER_PART] = drafter_hash(options.file, cache_dir)
     if not depends_on:
         return None

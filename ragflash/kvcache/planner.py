@@ -59,6 +59,7 @@ class ModelShape:
         query_values: Of a row in the layer with the most.
         hidden_size: Values of a row.
         vocab_size: Width of the logits.
+        has_mtp: Whether it has a block of multi-token prediction.
     """
 
     name: str
@@ -74,6 +75,7 @@ class ModelShape:
     query_values: int
     hidden_size: int
     vocab_size: int
+    has_mtp: bool = False
 
     @property
     def kv_values(self) -> int:
@@ -112,6 +114,7 @@ class PlanOptions:
         documents: Remembered prompts that can be continued at once: each keeps its newest pages
             in f16; recurrent states of documents are in the computer's own memory.
         drafter: Beside the model; `None` for none.
+        mtp: Whether the model's own block of multi-token prediction drafts, if it has one.
     """
 
     vram_bytes: int
@@ -120,6 +123,7 @@ class PlanOptions:
     slots: int = 1
     documents: int = 2
     drafter: DrafterShape | None = None
+    mtp: bool = True
 
 
 @dataclass(frozen=True, slots=True)
@@ -205,6 +209,7 @@ def plan_memory(shape: ModelShape, options: PlanOptions) -> MemoryPlan:
         PlanPart("recurrent state", options.slots * shape.state_bytes),
         PlanPart("tapes of rows to verify", options.slots * FEW_ROWS * shape.tape_bytes),
         *_work_parts(shape),
+        PlanPart("rows that drafters read", _stream_bytes(shape, options)),
         *_drafter_parts(shape, options),
         PlanPart("CUDA graphs", GRAPHS_BYTES, is_estimate=True),
         PlanPart("CUDA context", CONTEXT_BYTES, is_estimate=True),
@@ -323,13 +328,20 @@ def _work_parts(shape: ModelShape) -> list[PlanPart]:
     ]
 
 
+def _stream_bytes(shape: ModelShape, options: PlanOptions) -> int:
+    """Return what rows behind the last layer take, and their copies in a forward of several."""
+    is_read = options.drafter is not None or (options.mtp and shape.has_mtp)
+    return 2 * 2 * shape.hidden_size * (PREFILL_ROWS + FEW_ROWS) if is_read else 0
+
+
 def _drafter_parts(shape: ModelShape, options: PlanOptions) -> list[PlanPart]:
     drafter = options.drafter
     if drafter is None:
         return []
     # Logits as products, put together, and as powers that are added up.
     logits = 3 * drafter.block_rows * shape.vocab_size * 4
-    features = 2 * len(drafter.tap_layers) * shape.hidden_size * (PREFILL_ROWS + FEW_ROWS)
+    # Once where they are written, once as a forward of several sequences collects them.
+    features = 2 * 2 * len(drafter.tap_layers) * shape.hidden_size * (PREFILL_ROWS + FEW_ROWS)
     more_values = max(0, drafter.largest_values - shape.largest_group_values)
     return [
         PlanPart("drafter", drafter.weight_bytes),

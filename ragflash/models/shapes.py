@@ -16,7 +16,7 @@ from ragflash.models.registry import model_class
 from ragflash_kernels.qmatmul.formats import COLUMNS_PER_STEP, RECORD_FORMATS, ROWS_PER_RECORD
 
 _EMBEDDING = "token_embd.weight"
-_TABLES_BY_ROW = (_EMBEDDING, "per_layer_token_embd.weight")
+_TABLES_BY_ROW = (_EMBEDDING, "per_layer_token_embd.weight", ".nextn.embed_tokens.weight")
 # What matrices multiply, where several multiply the same.
 _INPUTS = {
     **dict.fromkeys(("attn_q", "attn_k", "attn_v", "attn_qkv", "attn_gate"), "mixer"),
@@ -50,7 +50,7 @@ def model_shape(file: GGUFFile) -> ModelShape:
     """
     metadata = Metadata(file)
     sequence = model_class(metadata.architecture).shape(file)
-    by_row = [name for name in _TABLES_BY_ROW if name in file.tensors]
+    by_row = [name for name in file.tensors if name.endswith(_TABLES_BY_ROW)]
     is_tied = "output.weight" not in file.tensors
     on_device = [
         tensor
@@ -76,6 +76,7 @@ def model_shape(file: GGUFFile) -> ModelShape:
         ),
         hidden_size=metadata.size("embedding_length"),
         vocab_size=metadata.vocab_size(),
+        has_mtp=metadata.count("nextn_predict_layers") > 0,
     )
 
 

@@ -151,6 +151,11 @@ class DeviceModel(GreedyTappedModel):
         return self._dtype
 
     @property
+    def workspace(self) -> torch.Tensor:
+        """What matrices are unpacked into for products of many rows, of their dtype."""
+        return self._unpacked
+
+    @property
     def kv_layout(self) -> KVLayout:
         """See `Model`."""
         return self._decoder.kv_layout

@@ -69,6 +69,8 @@ class DeviceDFlash:
         with torch.inference_mode():
             self._drafts.capture([config.block_size])
             self._contexts.capture(CONTEXT_ROWS[::-1])
+            if on_card:  # so that no prompt waits for kernels to be compiled
+                self._append_many(self._unpacked.new_zeros(MAX_ROWS + 1, config.feature_size))
 
     @torch.inference_mode()
     def append(self, features: torch.Tensor, ring: PagedRing) -> None:
@@ -101,11 +103,13 @@ class DeviceDFlash:
             self._contexts(next(count for count in CONTEXT_ROWS if count >= num_rows))
         else:
             self._many.fill(slot, position, num_rows)
-            rows = features.to(self._unpacked.dtype)
-            self._drafter.context(rows, self._many, unpacked=self._unpacked)
+            self._append_many(features.to(self._unpacked.dtype))
 
     def _append_few(self, num_rows: int) -> None:
         self._drafter.context(self._features[:num_rows], self._few)
+
+    def _append_many(self, features: torch.Tensor) -> None:
+        self._drafter.context(features, self._many, unpacked=self._unpacked)
 
     def _draft_block(self, _: int) -> torch.Tensor:
         return self._drafter.candidates(self._block)
