@@ -60,12 +60,13 @@ def counted(found: Finished) -> tuple[object, ...]:
     return found.timings.drafts, found.timings.idle_steps
 
 
-def write_with_mtp(path: Path, *, is_right: bool = False) -> Path:
+def write_with_mtp(path: Path, of: str = "qwen35", *, is_right: bool = False) -> Path:
     """Write a toy whose block is random, or predicts exactly what the model does.
 
     For the latter, layers add nothing to the stream: a token alone decides what follows it.
     """
-    reference = MtpReference(len(TOKENS))
+    family = FAMILIES[of]
+    reference = MtpReference(len(TOKENS), family)
     tensors = reference.tensors()
     if is_right:
         for name, values in tensors.items():
@@ -75,8 +76,8 @@ def write_with_mtp(path: Path, *, is_right: bool = False) -> Path:
         tensors["blk.4.nextn.shared_head_norm.weight"] = tensors["output_norm.weight"].clone()
         embedding_alone = torch.cat((torch.eye(HIDDEN_SIZE), torch.zeros(HIDDEN_SIZE, HIDDEN_SIZE)))
         tensors["blk.4.nextn.eh_proj.weight"] = embedding_alone.t().contiguous()
-    metadata = {**FAMILIES["qwen35"].metadata, "block_count": 5, "nextn_predict_layers": 1}
-    return write_gguf(path, "qwen35", metadata, tensors, tokenizer=True)
+    metadata = {**family.metadata, "block_count": 5, "nextn_predict_layers": 1}
+    return write_gguf(path, family.architecture, metadata, tensors, tokenizer=True)
 
 
 def write_target(path: Path, name: str, *, is_constant: bool = False) -> Path:

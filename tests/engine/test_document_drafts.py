@@ -1,4 +1,4 @@
-"""Drafts from documents and output: the same answers, and an account of where they came from."""
+"""Drafts from documents and output: an account of where they came from, and what is refused."""
 
 import asyncio
 from contextlib import closing
@@ -6,7 +6,6 @@ from contextlib import closing
 import pytest
 
 from ragflash.engine.build import start_engine
-from ragflash.engine.constraint import QuoteFrom
 from ragflash.engine.request import (
     ChatMessage,
     DraftMode,
@@ -21,7 +20,6 @@ from tests.models.families import FAMILIES
 from tests.models.toy_files import TOKENS, write_gguf
 
 DOCUMENT = "Seals are replaced every year; the pressure is 16 bar. " * 5
-SAMPLED = SamplingParams(temperature=0.7, seed=3, repetition_penalty=1.1)
 
 
 @pytest.fixture(scope="module")
@@ -48,27 +46,6 @@ def ask(engine, **options):
     options = {"max_tokens": 24, **options}
     request = GenerateRequest("r", (ChatMessage("user", segments),), **options)
     return asyncio.run(engine.complete(request))
-
-
-REQUESTS = (
-    {},
-    {"sampling": SAMPLED},
-    {"constraint": QuoteFrom(("manual",))},
-    {"logprobs": True, "top_logprobs": 2, "stop": ("e",)},
-)
-
-
-@pytest.mark.parametrize("name", ["llama", "qwen35", "gemma3"])
-def test_answers_are_the_same_whoever_drafts(start, name):
-    with start(name) as plain:
-        expected = [ask(plain, **request) for request in REQUESTS]
-    with start(name, drafts=True) as engine:
-        for mode in (DraftMode.OFF, DraftMode.LOOKUP, DraftMode.TREE, DraftMode.AUTO):
-            for request, answer in zip(REQUESTS, expected, strict=True):
-                found = ask(engine, draft=mode, **request)
-                assert found.token_ids == answer.token_ids
-                assert found.text == answer.text
-                assert found.reason is answer.reason
 
 
 def test_what_repeats_is_accepted_and_counted_by_source(start):

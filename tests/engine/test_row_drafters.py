@@ -58,37 +58,6 @@ def files(tmp_path_factory):
     return file
 
 
-@pytest.mark.parametrize("options", [{}, {"kv_format": "q8_0", "grid_tokens": 256}])
-def test_answers_are_the_same_with_multi_token_prediction(files, options):
-    with start(files("mtp"), **options) as plain:
-        expected = [told(ask(plain, **request)) for request in REQUESTS]
-    with start(files("mtp"), drafts=True, **options) as engine:
-        for mode in (DraftMode.MTP, DraftMode.AUTO):
-            requests = REQUESTS[:2] if mode is DraftMode.AUTO else REQUESTS
-            found = [ask(engine, draft=mode, **request) for request in requests]
-            assert [*map(told, found)] == expected[: len(found)]
-            if mode is DraftMode.MTP:
-                assert {count.source for one in found for count in one.timings.drafts} == {"mtp"}
-
-
-@pytest.mark.parametrize("name", ["llama", "qwen3", "qwen35", "gemma3"])
-def test_answers_are_the_same_with_dflash(files, name):
-    with start(files(name)) as plain:
-        expected = [told(ask(plain, **request)) for request in REQUESTS]
-    with start(
-        files(name), drafts=True, row_drafters=DrafterOptions(file=files("drafter"))
-    ) as engine:
-        for mode in (DraftMode.DFLASH, DraftMode.TREE, DraftMode.AUTO):
-            requests = REQUESTS[:2] if mode is DraftMode.AUTO else REQUESTS
-            found = [ask(engine, draft=mode, **request) for request in requests]
-            assert [*map(told, found)] == expected[: len(found)]
-            sources = {count.source for one in found for count in one.timings.drafts}
-            if mode is DraftMode.DFLASH:
-                assert sources == {"dflash"}
-            if mode is DraftMode.TREE:
-                assert "dflash" in sources
-
-
 def test_all_is_accepted_of_a_block_that_is_right(files):
     with start(files("mtp", is_right=True), drafts=True) as engine:
         found = ask(engine, draft=DraftMode.MTP, max_tokens=20)

@@ -12,7 +12,7 @@ import torch
 from torch.nn import functional
 
 from ragflash.models.qwen35 import Qwen35
-from tests.models.families import FAMILIES, HIDDEN_SIZE, VOCAB_SIZE, Tensors
+from tests.models.families import FAMILIES, HIDDEN_SIZE, VOCAB_SIZE, Family, Tensors
 from tests.models.forwards import load
 from tests.models.toy_files import write_gguf
 
@@ -23,10 +23,11 @@ EPS = 1e-6
 class MtpReference:
     """The trunk, and the block beside it."""
 
-    def __init__(self, vocab_size: int = VOCAB_SIZE) -> None:
-        self.trunk = FAMILY.build(seed=1, vocab_size=vocab_size)
+    def __init__(self, vocab_size: int = VOCAB_SIZE, family: Family = FAMILY) -> None:
+        self.family = family
+        self.trunk = family.build(seed=1, vocab_size=vocab_size)
         one_layer = {"num_hidden_layers": 1, "layer_types": ["full_attention"]}
-        attention_only = replace(FAMILY, config={**FAMILY.config, **one_layer})
+        attention_only = replace(family, config={**family.config, **one_layer})
         self.block = attention_only.build(seed=2, vocab_size=vocab_size)
         generator = torch.Generator().manual_seed(4)
         norms = torch.rand(3, HIDDEN_SIZE, generator=generator) + 0.5
@@ -35,8 +36,8 @@ class MtpReference:
 
     def tensors(self) -> Tensors:
         """The trunk's file with the block after the last."""
-        found = FAMILY.tensors(self.trunk)
-        for name, values in FAMILY.tensors(self.block).items():
+        found = self.family.tensors(self.trunk)
+        for name, values in self.family.tensors(self.block).items():
             if name.startswith("blk.0."):
                 found[name.replace("blk.0.", "blk.4.")] = values
         found["blk.4.nextn.enorm.weight"] = self.embedding_norm
