@@ -62,12 +62,11 @@ def start_engine(
 ) -> EngineClient:
     """Load a model and start its worker; blocks until the model is loaded.
 
-    `model_path` is what `GGUFFile.open` takes; `device` `auto` is the first card that can be used,
-    else the CPU: `CardOptions`, `card_format` and `HostOptions` say what a model takes of either.
-    On a CPU `prefill_chunk_tokens` are the most of a prompt in one step. Beyond `max_slots` running
-    requests `queue_size` may wait. `cache_dir` remembers hashes and measured formats. With `drafts`
-    answers are drafted where that pays, from documents and by `row_drafters`; a `drafter_factory`
-    chooses in the place of that. What is stored goes to `archive` too; close it after the engine.
+    `GGUFFile.open` says what `model_path` may be; `device` `auto` is the first card that can be
+    used, else the CPU: see `CardOptions`, `card_format` and `HostOptions`. On a CPU
+    `prefill_chunk_tokens` are the most of a prompt in a step. Beyond `max_slots` `queue_size` may
+    wait. `cache_dir` remembers hashes and formats. With `drafts` answers are drafted where it pays,
+    also by `row_drafters`; `drafter_factory` chooses instead. Close `archive` after the engine.
 
     Raises:
         ModelError: A file cannot be used.
@@ -83,10 +82,8 @@ def start_engine(
     place = partial(place_on_host, options=host)
     if is_card := where.type == "cuda":
         kv = card_format(kv_format, model_hash, cache_dir)
-        mtp = drafts and row_drafters.mtp
-        card = CardOptions(
-            vram_bytes, context_tokens, kv, max_slots, verify_rows, exact, mtp, row_drafters.file
-        )
+        asked = vram_bytes, context_tokens, kv, max_slots, verify_rows, exact
+        card = CardOptions(*asked, drafts and row_drafters.mtp, row_drafters.file)
         place = partial(place_on_card, device=where, options=card)
     loaded = _load(model_path, pre_tokenizer, place)
     told = load_row_drafting(loaded.placed, row_drafters, model_hash, cache_dir) if drafts else None
