@@ -95,7 +95,7 @@ class Settings(BaseSettings):
     mtp: Literal["auto", "off"] = Field(
         "auto",
         description="Whether the model file's block of multi-token prediction drafts, too, where "
-        "there is one; on the processor only.",
+        "there is one.",
     )
     drafter: Path | None = Field(
         None,

@@ -255,6 +255,7 @@ def _plan(settings: Settings, vram_bytes: int) -> tuple[ModelShape, PlanOptions,
         "q8_0" if settings.kv_format == "auto" else settings.kv_format,
         slots=settings.max_slots,
         drafter=shape_of_drafter(settings.drafter),
+        mtp=settings.mtp == "auto",
     )
     return shape, options, settings.context_tokens is None
 

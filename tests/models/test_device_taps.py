@@ -11,11 +11,13 @@ import torch
 from ragflash.models.contract import ForwardBatch, GreedyTappedModel, SequenceRows, TappedModel
 from tests.models.families import VOCAB_SIZE
 from tests.models.forwards import Tree, batch_of, poisoned_pages
-from tests.models.programmes import LOWERED, Pair, assert_near, make_pair
+from tests.models.programmes import Pair, assert_near, make_pair
+from tests.slow import slow
 
 TEXT = random.Random(5).choices(range(VOCAB_SIZE), k=300)
 LAYERS = (0, 2)
 PADDED = (64, 300)
+NAMES = [*slow("llama", "qwen2", "qwen3"), "gemma3", "qwen35"]
 
 
 @pytest.fixture(scope="module")
@@ -47,7 +49,7 @@ def fed(pair: Pair, text: Sequence[int], chunks: Sequence[int]) -> torch.Tensor:
     return torch.cat(rows)
 
 
-@pytest.mark.parametrize("name", LOWERED)
+@pytest.mark.parametrize("name", NAMES)
 @pytest.mark.parametrize(("chunks", "share"), [((300,), 0.02), ((40, 20, 1, 32, 7), 0.06)])
 def test_rows_are_those_of_the_layers(pairs, name, chunks, share):
     pair, text = pairs(name), TEXT[: sum(chunks)]
@@ -57,7 +59,7 @@ def test_rows_are_those_of_the_layers(pairs, name, chunks, share):
         assert_near(kept[1:], layers[1:], share)
 
 
-@pytest.mark.parametrize("name", LOWERED)
+@pytest.mark.parametrize("name", NAMES)
 def test_rows_of_a_tree_are_those_of_its_paths(pairs, name):
     pair = pairs(name)
     tree = Tree.random(1, VOCAB_SIZE, num_certain=2, num_draft=20)
@@ -70,7 +72,7 @@ def test_rows_of_a_tree_are_those_of_its_paths(pairs, name):
         assert_near(found[path], expected_rows(pair, batch_of(text, 0))[40:], 0.06)
 
 
-@pytest.mark.parametrize("name", ["llama", "qwen35"])
+@pytest.mark.parametrize("name", [*slow("llama"), "qwen35"])
 def test_rows_of_several_sequences_stand_in_their_order(pairs, name):
     """A chunk of many rows between steps of few, so that three groups are launched."""
     pair = pairs(name)
@@ -89,7 +91,7 @@ def test_rows_of_several_sequences_stand_in_their_order(pairs, name):
     assert_near(found, torch.cat((few, whole, few)), 1e-3)
 
 
-@pytest.mark.parametrize("name", ["llama", "qwen35"])
+@pytest.mark.parametrize("name", [*slow("llama"), "qwen35"])
 def test_rows_outlive_the_step_that_is_begun_behind_them(pairs, name):
     pair = pairs(name)
     assert isinstance(pair.programme, GreedyTappedModel)
@@ -117,9 +119,9 @@ def test_rows_outlive_the_step_that_is_begun_behind_them(pairs, name):
 
 def test_other_layers_than_those_it_was_made_with_are_refused(pairs, tmp_path):
     batch = batch_of(TEXT[:3], 0)
-    pair = pairs("llama")
+    pair = pairs("qwen35")
     with pytest.raises(ValueError, match="layers that it was made with"):
         pair.programme.forward_tapped(batch, pair.pages, (1,))
-    without = make_pair("llama", tmp_path)
+    without = make_pair("qwen35", tmp_path)
     with pytest.raises(ValueError, match="layers that it was made with"):
         without.programme.forward_tapped(batch, without.pages, ())

@@ -7,6 +7,7 @@ import torch
 from gguf import GGMLQuantizationType
 
 from ragflash.bench.drafter_shape import DRAFTERS
+from ragflash.bench.make_model import variant
 from ragflash.errors import DeviceMemoryShort, ModelError
 from ragflash.gguf.reader import GGUFFile, TensorInfo
 from ragflash.kvcache.formats import KVFormat
@@ -181,7 +182,8 @@ def test_a_drafter_is_planned_part_by_part(shape, drafter):
     assert own["drafter"] == drafter.weight_bytes
     assert own["drafter: keys and values"] == 2 * 18 * 256 * 20_480
     assert own["drafter: rows that it reads"] == 2 * 5 * 5120 * 2 * (2048 + 32)
-    assert own["drafter: work"] == 3 * 16 * 248_320 * 4, "its matrices fit the model's work space"
+    moved = 2 * drafter.ring_bytes
+    assert own["drafter: work"] == moved + 3 * 16 * 248_320 * 4, "matrices fit the model's space"
 
 
 def test_a_27b_with_a_drafter_fits_a_card_of_24_gb(shape, drafter):
@@ -190,6 +192,18 @@ def test_a_27b_with_a_drafter_fits_a_card_of_24_gb(shape, drafter):
     crowded = replace(options, kv_format="q8_0", slots=2, context_tokens=120_000)
     with pytest.raises(DeviceMemoryShort, match=r"a drafter and --slots 2 takes .*, or no drafter"):
         plan_to_fit(shape, crowded, shrinks=False)
+
+
+def test_rows_that_drafters_read_are_planned_where_there_are_some(shape):
+    own = model_shape(variant(shape_file("qwen35-27b"), mtp=True))
+    options = PlanOptions(24 * GIB, 138_696, kv_format="q4_0")
+    taken = {part.name: part.num_bytes for part in plan_memory(own, options).parts}
+    assert taken["rows that drafters read"] == 2 * 5120 * 2 * (2048 + 32)
+    for without in (plan_memory(own, replace(options, mtp=False)), plan_memory(shape, options)):
+        assert "rows that drafters read" not in {part.name for part in without.parts}
+    assert own.kv_values - shape.kv_values == 2048
+    assert own.device_weight_bytes > shape.device_weight_bytes
+    assert own.host_weight_bytes == shape.host_weight_bytes
 
 
 def test_an_unnamed_context_shrinks_to_what_fits(shape):

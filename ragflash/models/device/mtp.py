@@ -160,7 +160,7 @@ class DeviceMtp:
             self._store_few(next(count for count in self._row_counts if count >= num_rows))
         else:
             step = StoredRows(num_rows, self._unpacked, False, self._dtype, eager=False)
-            self._store_rows(stream.float(), step)
+            self._store_rows(stream.float().contiguous(), step)
 
     @torch.inference_mode()
     def draft(self, stream: torch.Tensor, token_id: int, rows: SequenceRows) -> list[int]:
