@@ -5,6 +5,7 @@ A drafter may be wrong; it can cost time, never change the output.
 
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
+from operator import lt
 from typing import Protocol
 
 
@@ -38,7 +39,8 @@ class Draft:
         for given in (self.parents, self.sources):
             if given is not None and len(given) != len(self.token_ids):
                 raise ValueError(f"{len(given)} parents or sources of {len(self.token_ids)} tokens")
-        if not all(-1 <= parent < at for at, parent in enumerate(self.parents or ())):
+        parents = self.parents or ()
+        if min(parents, default=-1) < -1 or not all(map(lt, parents, range(len(parents)))):
             raise ValueError(f"a parent of {self.parents} does not come before its token")
 
     def __len__(self) -> int:

@@ -76,6 +76,19 @@ def test_the_longest_end_is_found_with_all_its_occurrences(text, data):
     assert index.longest(encode(tail), found.length + 1, len(tail)) is None
 
 
+@pytest.mark.parametrize("length", [3, 4, 9, 30, 64])
+def test_the_longest_end_is_found_among_many_places_and_few(length):
+    rng = np.random.default_rng(length)
+    text = [*rng.integers(0, 2, 1200).tolist(), *rng.integers(2, 14, 1200).tolist()]
+    index = SourceIndex.build(text)
+    for start in range(0, 2300, 50):
+        tail = [99, *text[start : start + length]]
+        found = index.longest(encode(tail), GRAM, len(tail))
+        assert found.length == length
+        starts = index.suffixes[found.low : found.high]
+        assert sorted(starts) == occurrences(text, tail[1:])
+
+
 def choose(text, starts, length, place):
     """Return the groups of occurrences by next token, the preferred one first."""
     groups = {}

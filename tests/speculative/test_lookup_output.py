@@ -40,21 +40,24 @@ def test_the_longest_recurrence_is_found_after_every_piece(pieces, most):
     for piece in pieces:
         index.extend(piece)
         text += piece
-        found = index.longest(most)
+        found = index.longest(GRAM, most)
         expected = recur(text, most)
         assert (found and (found.length, found.places, found.counts)) == expected
+        if found:
+            assert index.longest(found.length, most) == found
+            assert index.longest(found.length + 1, most) is None
 
 
 def test_a_period_goes_on_past_the_end():
     index = OutputIndex()
     index.extend([9, 1, 2, 3, 1, 2, 3])
-    found = index.longest(64)
+    found = index.longest(GRAM, 64)
     assert found.length == 3
     assert index.tokens(found.places[0], 7) == (1, 2, 3, 1, 2, 3, 1)
 
 
 def test_few_tokens_recur_nowhere():
     index = OutputIndex()
-    assert index.longest(64) is None
+    assert index.longest(GRAM, 64) is None
     index.extend([1, 1])
-    assert index.longest(64) is None
+    assert index.longest(GRAM, 64) is None

@@ -1,11 +1,12 @@
 """Which of several occurrences to follow: what most go on with, and the runner-up as a branch."""
 
 from collections.abc import Sequence
-from functools import partial
-from operator import sub
+from itertools import pairwise
 from typing import NamedTuple
 
 from ragflash.speculative.lookup.source_index import Interval, SourceIndex, distance
+
+_MOST_RUNS = 16
 
 
 class Branch(NamedTuple):
@@ -73,15 +74,13 @@ def branch_width(num_behind: int, num_trunk: int, num_branch: int) -> int:
 
 
 def _two_largest(index: SourceIndex, bounds: Sequence[int], start: int) -> list[tuple[int, int]]:
-    """Return the first occurrence from `start` on, and the size, of the two largest runs."""
-    sizes = [*map(sub, bounds[1:], bounds)]
-    chosen: list[tuple[int, int]] = []
-    for size in sorted(sizes)[:-3:-1]:
-        if len(chosen) < 2:
-            firsts = (
-                index.next_start(bounds[run], bounds[run + 1], start)
-                for run, other in enumerate(sizes)
-                if other == size
-            )
-            chosen += [(first, size) for first in sorted(firsts, key=partial(distance, start))]
-    return chosen[:2]
+    """Return the first occurrence from `start` on, and the size, of the two largest runs.
+
+    Of runs as large as the second no more than `_MOST_RUNS` are looked at.
+    """
+    runs = sorted((low - high, low) for low, high in pairwise(bounds))
+    second = runs[1][0]
+    large = [run for run in runs[:_MOST_RUNS] if run[0] <= second]
+    firsts = [(negative, index.next_start(low, low - negative, start)) for negative, low in large]
+    ordered = sorted((negative, distance(start, first), first) for negative, first in firsts)
+    return [(first, -negative) for negative, _, first in ordered[:2]]

@@ -112,8 +112,8 @@ class LookupDrafter:
             return Draft(index.tokens(place.position, width), DOCUMENT)
         found = self._find()
         length = found[1].length if found else 0
-        again = self._written.longest(COMPARED_TOKENS)
-        if again and again.length > length:
+        again = self._written.longest(max(length + 1, GRAM), COMPARED_TOKENS)
+        if again:
             return self._from_written(again, budget)
         if found:
             return self._from_document(*found, budget)

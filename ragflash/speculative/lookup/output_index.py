@@ -4,13 +4,8 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from ragflash.speculative.lookup.source_index import GRAM, TOKEN_BYTES, encode
-
 MOST_PLACES = 16
 """Places that are compared, the newest first."""
-
-_TOKEN_BITS = 8 * TOKEN_BYTES
-_GRAM_MASK = (1 << GRAM * _TOKEN_BITS) - 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,11 +30,10 @@ class OutputIndex:
     """
 
     def __init__(self) -> None:
-        self._text = bytearray()
         self._token_ids: list[int] = []
-        self._newest: dict[int, int] = {}
+        self._newest: dict[tuple[int, int, int], int] = {}
         self._before: list[int] = []
-        self._gram = _GRAM_MASK  # no token has all bits set
+        self._last = (-1, -1)
 
     def __len__(self) -> int:
         """Count tokens."""
@@ -47,28 +41,31 @@ class OutputIndex:
 
     def extend(self, token_ids: Sequence[int]) -> None:
         """Take over what was written."""
-        gram, newest, before, written = self._gram, self._newest, self._before, self._token_ids
+        newest, before, end = self._newest, self._before, len(self)
+        first, second = self._last
         for token_id in token_ids:
-            gram = (gram << _TOKEN_BITS | token_id) & _GRAM_MASK
-            written.append(token_id)
+            end += 1
+            gram = (first, second, token_id)  # `GRAM` tokens
             before.append(newest.get(gram, 0))
-            newest[gram] = len(written)
-        self._gram = gram
-        self._text += encode(token_ids)
+            newest[gram] = end
+            first, second = second, token_id
+        self._last = (first, second)
+        self._token_ids += token_ids
 
     def tokens(self, place: int, count: int) -> tuple[int, ...]:
         """Return what followed a place; at the end the text goes on as it did from there."""
         period = len(self) - place
         return tuple(self._token_ids[place + at % period] for at in range(count))
 
-    def longest(self, most: int) -> Recurrence | None:
-        """Find the longest end of the text, to `most` tokens, among the newest with its last ones.
+    def longest(self, least: int, most: int) -> Recurrence | None:
+        """Find the longest end of the text, of `least` to `most` tokens, among the newest places.
 
-        What most places with that end go on with comes first, of equally many the newest.
+        `least` is `GRAM` or more. What most places with that end go on with comes first, of equally
+        many the newest.
         """
-        length, places = 0, list[int]()
+        length, places = least, list[int]()
         for place in self._newest_places():
-            agreed = self._agreed(place, most)
+            agreed = self._agreed(place, length, most)
             if agreed > length:
                 length, places = agreed, []
             if agreed == length:
@@ -91,12 +88,15 @@ class OutputIndex:
             yield place
             place = self._before[place - 1]
 
-    def _agreed(self, place: int, most: int) -> int:
-        """Count the tokens before a place that are the last ones of the text, to `most`."""
-        end = place * TOKEN_BYTES
-        there = self._text[max(0, end - most * TOKEN_BYTES) : end]
-        here = self._text[-len(there) :]
-        differing = int.from_bytes(there, "big") ^ int.from_bytes(here, "big")
-        if not differing:
-            return len(there) // TOKEN_BYTES
-        return ((differing & -differing).bit_length() - 1) // _TOKEN_BITS
+    def _agreed(self, place: int, least: int, most: int) -> int:
+        """Count the tokens before a place that are the last ones of the text, to `most`.
+
+        0 stands for fewer than `least`.
+        """
+        written, agreed = self._token_ids, least
+        if least > most or least > place or written[place - least : place] != written[-least:]:
+            return 0
+        most = min(most, place)
+        while agreed < most and written[place - 1 - agreed] == written[-1 - agreed]:
+            agreed += 1
+        return agreed

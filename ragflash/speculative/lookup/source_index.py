@@ -6,6 +6,7 @@ Nothing is written after building, so that threads may share an index.
 
 import hashlib
 import struct
+from bisect import bisect_left
 from collections.abc import Sequence
 from typing import NamedTuple, Self
 
@@ -100,20 +101,17 @@ class SourceIndex:
     def longest(self, tail: bytes, least: int, most: int) -> Interval | None:
         """Find the longest end of `tail`, of `least` to `most` tokens, that occurs and goes on.
 
-        A shorter end occurs wherever a longer one does, so that the length can be bisected.
+        Few occurrences are looked at one by one. Of many the length is bisected, as a shorter end
+        occurs wherever a longer one does.
         """
-        found = self._first(_last(tail, least)) if most >= least else None
-        if found is None:
+        low = self._first(_last(tail, least)) if most >= least else None
+        if low is None:
             return None
-        length, absent, probe = least, most + 1, most
-        while length + 1 < absent:
-            low = self._first(_last(tail, probe))
-            if low is None:
-                absent = probe
-            else:
-                found, length = low, probe
-            probe = min(2 * length, (length + absent) // 2)  # short ones are many
-        return self._interval(found, _last(tail, length))
+        high = self._near_end(low, least)
+        if high is None:
+            return self._bisected(low, tail, least, most)
+        length = self._most_before(low, high, least, tail, most)
+        return Interval(low, high, least) if length == least else self.find(_last(tail, length))
 
     def stretch(self, interval: Interval, most: int) -> Interval:
         """Lengthen by what all occurrences go on with, to `most` tokens in all.
@@ -141,11 +139,35 @@ class SourceIndex:
 
     def next_start(self, low: int, high: int, start: int) -> int:
         """Return the first start of some suffixes at or after `start`, else the first of all."""
+        if high - low == 1:
+            return self._suffixes[low]
         if high - low <= _FEW:
             away = min([there - start & _UNSIGNED for there in self._suffixes[low:high]])
         else:
             away = int((self.suffixes[low:high] - np.int32(start)).view(np.uint32).min())
         return away + start & _UNSIGNED
+
+    def _most_before(self, low: int, high: int, least: int, tail: bytes, most: int) -> int:
+        """Return how many tokens to the end of one of these occurrences are the last of `tail`."""
+        length = least
+        for start in self._suffixes[low:high]:
+            end = start + least
+            if length < min(most, end):
+                there = self._text(end - length - 1, end)
+                if there == _last(tail, length + 1):
+                    length = _num_alike(self._text(max(0, end - most), end), tail)
+        return length
+
+    def _bisected(self, low: int, tail: bytes, least: int, most: int) -> Interval:
+        length, absent, probe = least, most + 1, most
+        while length + 1 < absent:
+            found = self._first(_last(tail, probe))
+            if found is None:
+                absent = probe
+            else:
+                low, length = found, probe
+            probe = min(2 * length, (length + absent) // 2)  # short ones are many
+        return self._interval(low, _last(tail, length))
 
     def _least_common(self, low: int, high: int) -> int:
         """Return how many tokens two suffixes or more have in common."""
@@ -180,34 +202,35 @@ class SourceIndex:
     def _interval(self, low: int, pattern: bytes) -> Interval:
         """Return all suffixes with a pattern, of which `low` is the first that counts."""
         length = len(pattern) // TOKEN_BYTES
-        if low + 1 == self._num_tokens or self._common[low + 1] < length:
-            return Interval(low, low + 1, length)
-        return Interval(low, self._bound(low + 1, pattern + _PAST_ALL_TOKENS), length)
+        high = self._near_end(low, length)
+        if high is None:
+            high = self._bound(low + _FEW, pattern + _PAST_ALL_TOKENS)
+        return Interval(low, high, length)
+
+    def _near_end(self, low: int, length: int) -> int | None:
+        """Return where the suffixes end that begin as `low` does; `None` if they are not few."""
+        near = self._common[low + 1 : low + 1 + _FEW]
+        for high, common in enumerate(near, low + 1):
+            if common < length:
+                return high
+        return self._num_tokens if len(near) < _FEW else None
 
     def _bound(self, low: int, pattern: bytes) -> int:
         """Return the first place from `low` on whose suffix does not come before a pattern.
 
-        By steps that double and then halve, since it is near as a rule.
+        By steps that grow, and then halve, since it is near as a rule.
         """
         block, suffixes, size, num_tokens = self.block, self._suffixes, len(pattern), len(self)
         text_end = TEXT_OFFSET + num_tokens * TOKEN_BYTES
+
+        def head(start: int) -> bytes:
+            at = TEXT_OFFSET + start * TOKEN_BYTES
+            return block[at : min(at + size, text_end)]
+
         step, high = 1, low
-        while high < num_tokens:
-            at = TEXT_OFFSET + suffixes[high] * TOKEN_BYTES
-            if block[at : min(at + size, text_end)] >= pattern:
-                break
-            low = high + 1
-            high += step
-            step *= 2
-        high = min(high, num_tokens)
-        while low < high:
-            middle = (low + high) // 2
-            at = TEXT_OFFSET + suffixes[middle] * TOKEN_BYTES
-            if block[at : min(at + size, text_end)] < pattern:
-                low = middle + 1
-            else:
-                high = middle
-        return low
+        while high < num_tokens and head(suffixes[high]) < pattern:
+            low, high, step = high + 1, high + step, 8 * step
+        return bisect_left(suffixes, pattern, low, min(high, num_tokens), key=head)
 
     def _text(self, start: int, end: int) -> bytes:
         """Return the bytes of tokens of the source; `end` is not past its own."""
@@ -243,6 +266,13 @@ def key_of(text: NDArray[np.uint32]) -> bytes:
 
 def _last(tail: bytes, num_tokens: int) -> bytes:
     return tail[len(tail) - num_tokens * TOKEN_BYTES :]
+
+
+def _num_alike(one: bytes, other: bytes) -> int:
+    """Count the tokens that two runs have in common at the end; the first is no longer."""
+    differing = int.from_bytes(one, "big") ^ int.from_bytes(other[len(other) - len(one) :], "big")
+    num_bytes = ((differing & -differing).bit_length() - 1) // 8 if differing else len(one)
+    return num_bytes // TOKEN_BYTES
 
 
 def _hashed(
