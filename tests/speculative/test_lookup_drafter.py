@@ -168,8 +168,65 @@ def test_a_drafter_that_saw_every_step_finds_what_a_new_one_finds(texts, data):
         drafter.propose(history, 20)
         fresh = LookupDrafter(indexes, history)
         fresh.propose(history, 20)
-        if drafter.match is None or drafter.match.length <= 64:
+        is_resumed = drafter.match and not fresh.match
+        if not is_resumed and (drafter.match is None or drafter.match.length <= 64):
             assert (drafter.match and drafter.match.length) == (fresh.match and fresh.match.length)
+
+
+def resumed_by(edit, num_copied=8):
+    """Copy so many tokens of a text, then write an edit; return what is proposed behind it."""
+    drafter = LookupDrafter([SourceIndex.build(PLAIN)])
+    history = PLAIN[:3]
+    draft = drafter.propose(history, num_copied - 3)
+    assert len(draft) == num_copied - 3
+    history = PLAIN[:num_copied]
+    for token_id in edit:
+        history.append(token_id)
+        draft = drafter.propose(history, 20)
+    return draft.token_ids, drafter.match
+
+
+@pytest.mark.parametrize(
+    ("edit", "place"),
+    [
+        ([PLAIN[11]], 12),  # three left out
+        ([1, PLAIN[8]], 9),  # one put in
+        ([1, PLAIN[9]], 10),  # one replaced
+        ([1, 2, 3, PLAIN[8]], 9),  # three put in
+    ],
+)
+def test_a_copy_is_resumed_by_one_token_near_the_place_where_it_broke_off(edit, place):
+    drafted, match = resumed_by(edit)
+    assert drafted == tuple(PLAIN[place : place + 15])
+    assert match == Match("lookup", 8, 1, 1)
+
+
+@pytest.mark.parametrize(
+    ("edit", "num_copied"),
+    [
+        ([PLAIN[12]], 8),  # too far on in the document
+        ([1, 2, 3, 4, PLAIN[8]], 8),  # too long ago
+        ([1, 2], 8),  # not in it
+        ([1, PLAIN[7]], 7),  # the copy was too short
+    ],
+)
+def test_a_copy_is_not_resumed_otherwise(edit, num_copied):
+    assert resumed_by(edit, num_copied) == ((), None)
+
+
+def test_what_is_resumed_goes_on_as_any_copy():
+    drafter = LookupDrafter([SourceIndex.build(PLAIN)])
+    drafter.propose(PLAIN[:8], 20)
+    history = [*PLAIN[:9], 1]
+    drafter.propose(history, 20)
+    history.append(PLAIN[10])
+    draft = drafter.propose(history, 20)
+    restored = LookupDrafter([SourceIndex.build(PLAIN)], history)
+    restored.load_state(drafter.export_state())
+    assert restored.propose(history, 20) == draft
+    history += draft.token_ids
+    assert drafter.propose(history, 20).token_ids == tuple(PLAIN[26:46])
+    assert drafter.match == Match("lookup", 16, 1, 1)
 
 
 def test_a_document_that_is_gone_leaves_no_place():
@@ -187,8 +244,8 @@ def test_a_document_that_is_gone_leaves_no_place():
         (b"\xff", "codec"),
         (b"[]", "no state"),
         (b"{}", "no state"),
-        (b'{"version": 2}', "version 2"),
-        (b'{"version": 1, "num_placed": 0, "place": [[1]], "proposed": []}', "not enough"),
+        (b'{"version": 1}', "version 1"),
+        (b'{"version": 2, "num_placed": 0, "place": [[1]], "proposed": []}', "not enough"),
     ],
 )
 def test_a_state_that_is_none_is_refused(state, fault):
