@@ -342,10 +342,11 @@ def _drafter_parts(shape: ModelShape, options: PlanOptions) -> list[PlanPart]:
     logits = 3 * drafter.block_rows * shape.vocab_size * 4
     # Once where they are written, once as a forward of several sequences collects them.
     features = 2 * 2 * len(drafter.tap_layers) * shape.hidden_size * (PREFILL_ROWS + FEW_ROWS)
+    moved = 2 * drafter.ring_bytes  # keys and values on their way to or from a stored prompt
     more_values = max(0, drafter.largest_values - shape.largest_group_values)
     return [
         PlanPart("drafter", drafter.weight_bytes),
         PlanPart("drafter: keys and values", options.slots * drafter.ring_bytes),
         PlanPart("drafter: rows that it reads", features),
-        PlanPart("drafter: work", logits + 2 * more_values, is_estimate=True),
+        PlanPart("drafter: work", logits + moved + 2 * more_values, is_estimate=True),
     ]

@@ -1,9 +1,26 @@
 """A DFlash 2 drafter of random weights drafts on a card as it does on a CPU, to its arithmetic."""
 
+import asyncio
+from contextlib import closing
+
 import pytest
 import torch
 
+from ragflash.engine.build import start_engine
+from ragflash.engine.request import (
+    ChatMessage,
+    DraftMode,
+    GenerateRequest,
+    SegmentKind,
+    Span,
+    TextSegment,
+)
+from ragflash.engine.row_drafters import DrafterOptions
+from ragflash.gguf.reader import GGUFFile
 from ragflash.models.dflash import Candidates, DraftSequence, Target, load_drafter
+from ragflash.models.dflash.device import DeviceDFlash, DeviceSequence
+from ragflash.models.dflash.paged_ring import PagedRings
+from ragflash.models.shapes import model_shape
 from tests.models.toy_files import write_gguf
 
 HIDDEN, HEADS, KV_HEADS, HEAD_DIM, FFN, VOCAB, LAYERS = 1024, 16, 4, 128, 2048, 512, 3
@@ -52,6 +69,10 @@ LAYER_SHAPES = {
     "ffn_conv_base": (2, 2, HIDDEN),
     "ffn_conv_proj.weight": (HIDDEN // 4, HIDDEN),
 }
+
+
+NEAR = 0.5  # nats between the likeliest token and another that may take its place
+DOCUMENT = "The seals are replaced every year, and the pressure is kept at 16 bar. " * 40
 
 
 def random(shape: tuple[int, ...], generator: torch.Generator) -> torch.Tensor:
@@ -115,3 +136,99 @@ def test_candidates_are_as_near_as_the_arithmetic_allows(path, form, num_tokens,
     assert expected.log_probs.std() > 0.1
     assert off.mean() < 0.05
     assert alike > 0.7
+
+
+@pytest.mark.parametrize("num_tokens", [40, 700])
+def test_captured_passes_draft_what_the_layers_draft(path, num_tokens, device):
+    """Few and many rows at a time, and a ring that wrapped."""
+    model = load_drafter(
+        path, target_on(device), device=device, dtype=torch.bfloat16, form="records"
+    )
+    where = torch.device(device)
+    rings = PagedRings(model.config, max_slots=2, device=where, num_tokens=512)
+    card = DeviceDFlash(
+        model, where, max_slots=2, chunk_tokens=300, rings=rings,
+        workspace=torch.empty(0, dtype=torch.bfloat16, device=where),
+    )  # fmt: skip
+    sequence, again = (DeviceSequence(card, lambda slot=slot: slot) for slot in (1, 0))
+    generator = torch.Generator().manual_seed(3)
+    features = torch.randn(num_tokens, len(TAPS) * HIDDEN, generator=generator).to(device)
+    for part in features.split([30, 3, 1, num_tokens - 34]):
+        sequence.append(part)
+    found = sequence.draft(7, num_tokens, BLOCK - 1, TOP_K)
+    again.load(sequence.export())
+    assert torch.equal(again.draft(7, num_tokens, BLOCK - 1, TOP_K).log_probs, found.log_probs)
+    expected = draft(path, "cpu", num_tokens, dtype=torch.float32)
+    off = (found.log_probs - expected.log_probs).abs()
+    alike = (found.token_ids[:, 0] == expected.token_ids[:, 0]).double().mean()
+    print(f"captured, {num_tokens} tokens: {off.max():.3f} {off.mean():.4f} {alike:.2f}")
+    assert off.mean() < 0.05
+    assert alike > 0.7
+
+
+def write_for(target, path):
+    """Write a random drafter with the block, heads and taps of `METADATA` for a real model."""
+    with GGUFFile.open(target) as file:
+        hidden, vocab_size = model_shape(file).hidden_size, model_shape(file).vocab_size
+    sizes = {HIDDEN: hidden, len(TAPS) * HIDDEN: len(TAPS) * hidden, VOCAB: vocab_size}
+    sizes |= {HIDDEN // 4: hidden // 4}
+    generator, tensors = torch.Generator().manual_seed(4), {}
+    of_layers = {
+        f"blk.{layer}.{name}": shape
+        for layer in range(LAYERS)
+        for name, shape in LAYER_SHAPES.items()
+    }
+    for name, shape in (SHAPES | of_layers).items():
+        tensors[name] = random(tuple(sizes.get(size, size) for size in shape), generator)
+    told = METADATA | {"embedding_length": hidden, "dflash.mask_token_id": vocab_size - 1}
+    return write_gguf(path, "qwen35-dflash-draft", told, tensors, quantized=True)
+
+
+def ask(client, draft, question="Copy the first sentence."):
+    segments = (
+        TextSegment(SegmentKind.DOCUMENT, DOCUMENT, (Span("manual", 0, 0, len(DOCUMENT)),)),
+        TextSegment(SegmentKind.QUESTION, question),
+    )
+    request = GenerateRequest(
+        f"{draft}", (ChatMessage("user", segments),), max_tokens=48, draft=draft, logprobs=True,
+        top_logprobs=10,
+    )  # fmt: skip
+    return asyncio.run(client.complete(request))
+
+
+def gap_of(plain, found) -> float:
+    """Nats by which the first token that differs is less likely; 0 where none does."""
+    pairs = zip(plain.token_ids, found.token_ids, strict=False)
+    first = next((at for at, (one, other) in enumerate(pairs) if one != other), None)
+    if first is None:
+        return 0.0
+    told = plain.logprobs[first]
+    others = {one.token_id: one.logprob for one in told.top}
+    return told.chosen.logprob - others.get(found.token_ids[first], float("-inf"))
+
+
+@pytest.mark.parametrize("exact", [True, False])
+def test_an_engine_writes_what_it_writes_without_drafts(
+    exact, smollm2_path, tmp_path, device, is_small
+):
+    """Chains bit for bit in exact mode; else, and in trees, up to near ties."""
+    if is_small:
+        pytest.skip("a CPU has no exact mode")
+    given = DrafterOptions(file=write_for(smollm2_path, tmp_path / "drafter.gguf"))
+    with closing(
+        start_engine(
+            smollm2_path, device=device, context_tokens=4096, max_slots=2, exact=exact,
+            drafts=True, row_drafters=given,
+        )
+    ) as client:  # fmt: skip
+        plain, chain, tree, auto = (
+            ask(client, mode)
+            for mode in (DraftMode.OFF, DraftMode.DFLASH, DraftMode.TREE, DraftMode.AUTO)
+        )
+    assert {count.source for count in chain.timings.drafts} == {"dflash"}
+    assert "dflash" in {count.source for count in tree.timings.drafts}
+    if exact:
+        assert chain.token_ids == plain.token_ids
+    gaps = [gap_of(plain, found) for found in (chain, tree, auto)]
+    print(f"exact {exact}: gaps of chain, tree and auto {gaps}")
+    assert max(gaps) < NEAR

@@ -128,7 +128,7 @@ def pack_state(held: torch.Tensor, start: int) -> bytes:
     num_layers, _, num_tokens, num_heads, head_dim = held.shape
     kind, end = _DTYPES[held.dtype], start + num_tokens
     header = _HEADER.pack(_MAGIC, kind, num_layers, num_heads, head_dim, start, end)
-    return header + held.cpu().contiguous().view(torch.uint8).numpy().tobytes()
+    return header + held.contiguous().cpu().view(torch.uint8).numpy().tobytes()
 
 
 def unpack_state(
