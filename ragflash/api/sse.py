@@ -18,7 +18,14 @@ from starlette.types import Receive, Scope, Send
 from ragflash.api.problems import error_body, error_response
 from ragflash.errors import EngineDead, GenerationCancelled, RagflashError
 
-__all__ = ["STREAMED", "EventStream", "encode", "until_disconnect", "with_heartbeats"]
+__all__ = [
+    "STREAMED",
+    "EventStream",
+    "encode",
+    "stream_records",
+    "until_disconnect",
+    "with_heartbeats",
+]
 
 _EVENT = {
     "type": "object",
@@ -174,6 +181,27 @@ class EventStream(Response):
 
     def _spell(self, error: RagflashError) -> bytes:
         return encode(error_body(error, self._path), self._error_event)
+
+
+def stream_records(
+    records: AsyncGenerator[T, None],
+    event: str,
+    spell: Callable[[T], str],
+    *,
+    path: str,
+    beat_s: float,
+) -> EventStream:
+    """Stream each record as an `event`, spelled as JSON, and the last one again as the beat."""
+    last = encode({}, event)
+
+    async def events() -> AsyncGenerator[bytes, None]:
+        nonlocal last
+        async with aclosing(records):
+            async for record in records:
+                last = encode(spell(record), event)
+                yield last
+
+    return EventStream(events(), path=path, beat=lambda: last, beat_s=beat_s, error_event="error")
 
 
 async def _send_part(send: Send, body: bytes, *, more: bool = True) -> None:

@@ -23,7 +23,7 @@ from ragflash.api.document_schemas import (
 from ragflash.api.openapi import refusals
 from ragflash.api.problems import BodyInvalid
 from ragflash.api.routes.jobs import POLL_S, job_changes
-from ragflash.api.sse import STREAMED, EventStream, encode, until_disconnect
+from ragflash.api.sse import STREAMED, EventStream, stream_records, until_disconnect
 from ragflash.errors import DocumentTooLarge, NotFound, UnsupportedMedia
 from ragflash.rag.records import (
     DEFAULT_COLLECTION,
@@ -204,22 +204,12 @@ async def document_events(
 
     Pages and chunks are counted in the events of its job.
     """
-    library = services.library
-    last = encode({}, "document")
-
-    async def events() -> AsyncGenerator[bytes, None]:
-        nonlocal last
-        async with aclosing(_document_changes(library, scope, document_id)) as changes:
-            async for record in changes:
-                last = encode(DocumentOut.of(record).model_dump_json(), "document")
-                yield last
-
-    return EventStream(
-        events(),
+    return stream_records(
+        _document_changes(services.library, scope, document_id),
+        "document",
+        lambda record: DocumentOut.of(record).model_dump_json(),
         path=request.url.path,
-        beat=lambda: last,
         beat_s=services.config.heartbeat_s,
-        error_event="error",
     )
 
 

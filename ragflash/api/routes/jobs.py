@@ -3,14 +3,13 @@
 import asyncio
 import time
 from collections.abc import AsyncGenerator
-from contextlib import aclosing
 
 from fastapi import APIRouter, Request
 
 from ragflash.api.deps import CallerScope, DocumentLibrary, Provided
 from ragflash.api.document_schemas import JobOut
 from ragflash.api.openapi import refusals
-from ragflash.api.sse import STREAMED, EventStream, encode
+from ragflash.api.sse import STREAMED, EventStream, stream_records
 from ragflash.rag.records import JobRecord, Scope
 
 router = APIRouter(tags=["jobs"])
@@ -41,22 +40,12 @@ async def job_events(
     job_id: str, scope: CallerScope, services: Provided, request: Request
 ) -> EventStream:
     """Follow a job until it ends: an event `job` whenever it moves."""
-    library = services.library
-    last = encode({}, "job")
-
-    async def events() -> AsyncGenerator[bytes, None]:
-        nonlocal last
-        async with aclosing(job_changes(library, scope, job_id)) as changes:
-            async for record in changes:
-                last = encode(JobOut.of(record).model_dump_json(), "job")
-                yield last
-
-    return EventStream(
-        events(),
+    return stream_records(
+        job_changes(services.library, scope, job_id),
+        "job",
+        lambda record: JobOut.of(record).model_dump_json(),
         path=request.url.path,
-        beat=lambda: last,
         beat_s=services.config.heartbeat_s,
-        error_event="error",
     )
 
 
