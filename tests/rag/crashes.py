@@ -14,7 +14,6 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Callable
 from dataclasses import dataclass, field
 from itertools import count
 from pathlib import Path
@@ -25,29 +24,14 @@ from ragflash.rag.disk import Disk
 from ragflash.rag.index_edge import QdrantEdgeIndex
 from ragflash.rag.library import Library, LibraryConfig
 from ragflash.rag.records import DocumentState, DuplicatePolicy, JobState, Scope
+from tests.kills import WAIT_S, Bomb, fork, was_killed
 
 MINE = Scope(frozenset({"mine"}))
 WRITES = ("INSERT", "UPDATE", "DELETE", "COMMIT", "PRAGMA wal", "ALTER", "CREATE")
-WAIT_S = 60.0
 
 
-class Bomb:
-    """Counts boundaries while it is armed, and ends the process at one of them."""
-
-    def __init__(self, fuse: int | None) -> None:
-        self.fuse = fuse
-        self.count = 0
-        self.armed = False
-        self._lock = threading.Lock()
-
-    def tick(self) -> None:
-        with self._lock:
-            if not self.armed:
-                return
-            if self.count == self.fuse:
-                os.kill(os.getpid(), signal.SIGKILL)
-                time.sleep(WAIT_S)
-            self.count += 1
+class Mine(Bomb):
+    """A bomb with a boundary at each of the library's lasting writes."""
 
     def wrap(self, owner: type, name: str) -> None:
         """Put a boundary before a method; behind it is before the next one."""
@@ -217,31 +201,7 @@ def documents_of(library: Library, canary: str) -> list:
     ]
 
 
-def fork(work: Callable[[], None]) -> int:
-    """Do something in a child and return its id; a fault there is told and is exit code 1."""
-    child = os.fork()
-    if child == 0:
-        try:
-            work()
-        except BaseException:  # noqa: BLE001  (nothing may leave a forked child)
-            sys.excepthook(*sys.exc_info())
-            os._exit(1)
-        os._exit(0)
-    return child
-
-
-def was_killed(child: int) -> bool:
-    """Wait for a child's end.
-
-    Raises:
-        AssertionError: It found something wrong, or ended in another way.
-    """
-    status = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
-    assert status in {0, -signal.SIGKILL}, f"the child ended with {status}"
-    return status < 0
-
-
-def live(folder: Path, diary: Diary, bomb: Bomb, pipe: int, number: int, *, early: bool) -> None:
+def live(folder: Path, diary: Diary, bomb: Mine, pipe: int, number: int, *, early: bool) -> None:
     """Recover, check, and then work; the bomb is armed for the first or for the last."""
     bomb.install()
     ragflash.rag.points.EMBED_BATCH = 2
@@ -277,7 +237,7 @@ class Nursery:
         """Let a child live; whether it was killed."""
         self._number += 1
         ours, theirs = os.pipe()
-        bomb, number = Bomb(fuse), self._number
+        bomb, number = Mine(fuse), self._number
         child = fork(lambda: live(self.folder, self.diary, bomb, theirs, number, early=early))
         os.close(theirs)
         with os.fdopen(ours, encoding="utf-8") as told:

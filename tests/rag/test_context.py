@@ -5,9 +5,9 @@ from hypothesis import strategies as st
 
 from ragflash.engine.request import ChatMessage, SegmentKind, TextSegment
 from ragflash.rag.context import ContextPart, build_messages
-from ragflash.rag.records import DocumentRecord, DocumentState
 from ragflash_ingest.document import Document, DocumentPage
 from ragflash_prompts import load
+from tests.rag.ready_documents import ready_document
 
 
 def part(text: str, name: str = "a.txt", ranges=None, *, id_: str = "doc_a") -> ContextPart:
@@ -16,21 +16,7 @@ def part(text: str, name: str = "a.txt", ranges=None, *, id_: str = "doc_a") -> 
         pages.append(DocumentPage(number, None, start, start + len(piece)))
         start += len(piece) + 1
     document = Document(text, tuple(pages), (), "text/plain", "utf-8", (), "test")
-    record = DocumentRecord(
-        id=id_,
-        collection_id="mine",
-        name=name,
-        state=DocumentState.READY,
-        media_type="text/plain",
-        size_bytes=1,
-        sha256="00",
-        parser="test",
-        pages=len(pages),
-        chunks=1,
-        characters=len(text),
-        tokens=1,
-        created_ms=0,
-    )
+    record = ready_document(id_, name=name, pages=len(pages), characters=len(text))
     return ContextPart(record, document, ranges)
 
 

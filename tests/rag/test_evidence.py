@@ -17,10 +17,11 @@ from ragflash.rag.evidence import (
     with_gain,
 )
 from ragflash.rag.quotes import is_quotable, locate
-from ragflash.rag.records import ChunkRecord, DocumentRecord, DocumentState, Scope, SearchHit
+from ragflash.rag.records import ChunkRecord, Scope, SearchHit
 from ragflash.rag.sparse import query_weights
 from ragflash_ingest.document import Document, DocumentPage
 from tests.rag.conftest import HashEmbedder
+from tests.rag.ready_documents import ready_document
 
 SCOPE = Scope(frozenset({"mine"}))
 
@@ -38,21 +39,7 @@ class Shelf:
     def get(self, scope, document_id):
         if document_id not in self.documents or "mine" not in scope:
             raise NotFound(f"there is no document {document_id!r}")
-        return DocumentRecord(
-            id=document_id,
-            collection_id="mine",
-            name=f"{document_id}.txt",
-            state=DocumentState.READY,
-            media_type="text/plain",
-            size_bytes=1,
-            sha256="00",
-            parser="test",
-            pages=1,
-            chunks=1,
-            characters=1,
-            tokens=1,
-            created_ms=0,
-        )
+        return ready_document(document_id)
 
     def document(self, scope, document_id):
         self.get(scope, document_id)

@@ -1,7 +1,5 @@
 """Whole documents when they fit; what does not fit is said with numbers."""
 
-from dataclasses import replace
-
 import pytest
 
 from ragflash.errors import ContextTooLong, NotFound
@@ -10,6 +8,7 @@ from ragflash.rag.plan import plan
 from ragflash.rag.records import AskMode, AskRequest, DocumentRecord, DocumentState, Scope
 from ragflash_ingest.document import Document, DocumentPage
 from tests.rag.engines import ScriptedEngine
+from tests.rag.ready_documents import ready_document
 
 SCOPE = Scope(frozenset({"mine", "ours"}))
 
@@ -42,22 +41,7 @@ class Shelves:
 
 
 def record(id_: str, tokens: int = 100, **changes) -> DocumentRecord:
-    made = DocumentRecord(
-        id=id_,
-        collection_id="mine",
-        name=f"{id_}.txt",
-        state=DocumentState.READY,
-        media_type="text/plain",
-        size_bytes=1,
-        sha256="00",
-        parser="test",
-        pages=1,
-        chunks=1,
-        characters=400,
-        tokens=tokens,
-        created_ms=0,
-    )
-    return replace(made, **changes)
+    return ready_document(id_, **{"characters": 400, "tokens": tokens, **changes})
 
 
 def planned(library: Shelves, engine=None, scope: Scope = SCOPE, **options):

@@ -5,8 +5,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ragflash.rag.quotes import cite, is_quotable, locate, verify
-from ragflash.rag.records import DocumentRecord, DocumentState, PageRange, QuoteMatch
+from ragflash.rag.records import PageRange, QuoteMatch
 from ragflash_ingest.document import Document, DocumentPage
+from tests.rag.ready_documents import ready_document
 
 PAGE_1 = "Section 4. The supplier shall keep records for seven years and shall"
 PAGE_2 = "produce them within ten days of a written request. Section 5."
@@ -22,20 +23,14 @@ CONTRACT = Document(
     warnings=(),
     parser="test",
 )
-RECORD = DocumentRecord(
-    id="d1",
+RECORD = ready_document(
+    "d1",
     collection_id="default",
     name="contract.pdf",
-    state=DocumentState.READY,
     media_type="application/pdf",
-    size_bytes=1,
-    sha256="00",
-    parser="test",
     pages=2,
-    chunks=1,
     characters=len(CONTRACT.text),
     tokens=0,
-    created_ms=0,
 )
 
 

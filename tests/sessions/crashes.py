@@ -12,35 +12,17 @@ import random
 import signal
 import sys
 import time
-from collections.abc import Callable
 from pathlib import Path
 
 from ragflash.kvcache.allocator import PageForm
 from ragflash.sessions import FileMiss, PageItem, PartItem, SessionFolder, SnapshotItem
 from ragflash.sessions.disk import Disk
 from ragflash.sessions.records import Item
+from tests.kills import Bomb, fork, was_killed
 from tests.sessions.samples import bytes_of, fetch, files_of, open_folder, store
 
-WAIT_S = 60.0
 LASTING = ("INSERT", "UPDATE", "DELETE", "CREATE", "PRAGMA wal", "PRAGMA journal")
 Segments = tuple[tuple[int, ...], ...]
-
-
-class Bomb:
-    """Counts boundaries while it is armed, and ends the process at one of them."""
-
-    def __init__(self, fuse: int | None) -> None:
-        self.fuse = fuse
-        self.count = 0
-        self.armed = False
-
-    def tick(self) -> None:
-        if not self.armed:
-            return
-        if self.count == self.fuse:
-            os.kill(os.getpid(), signal.SIGKILL)
-            time.sleep(WAIT_S)
-        self.count += 1
 
 
 class MinedDisk(Disk):
@@ -157,19 +139,6 @@ class Story:
         assert files_of(self.path) == []
 
 
-def fork(work: Callable[[], None]) -> int:
-    """Do something in a child and return its id; a fault there is told and is exit code 1."""
-    child = os.fork()
-    if child == 0:
-        try:
-            work()
-        except BaseException:  # noqa: BLE001  (nothing may leave a forked child)
-            sys.excepthook(*sys.exc_info())
-            os._exit(1)
-        os._exit(0)
-    return child
-
-
 def live(
     path: Path, fates: dict[int, str], bomb: Bomb, pipe: int, first: int, *, early: bool
 ) -> None:
@@ -233,10 +202,9 @@ class Nursery:
                         os.kill(child, signal.SIGKILL)
                 else:
                     self.fates[int(word)] = rest
-        status = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
-        assert status in {0, -signal.SIGKILL}, f"the child ended with {status}"
-        self.kills += status < 0
-        return status < 0
+        killed = was_killed(child)
+        self.kills += killed
+        return killed
 
 
 def main(path: Path, seed: int, kills: int) -> None:
