@@ -130,10 +130,11 @@ class WeightReader:
         bias: torch.Tensor | None,
     ) -> Linear:
         sizes = [len(blocks) for blocks, _ in stored]
-        fused = torch.empty(in_features, sum(sizes), dtype=self._dtype, device=self._device)
-        columns = fused.split_with_sizes(sizes, dim=1)
-        for (blocks, block_format), target in zip(stored, columns, strict=True):
-            self._unpack_transposed(blocks, block_format, target)
+        fused = torch.empty(sum(sizes), in_features, dtype=self._dtype, device=self._device)
+        for (blocks, block_format), target in zip(
+            stored, fused.split_with_sizes(sizes), strict=True
+        ):
+            self._unpack_into(target, blocks, block_format)
         return DenseLinear(fused, bias)
 
     def gated_ffn(
@@ -162,8 +163,8 @@ class WeightReader:
             pinned = torch.device(self._device).type == "cuda"
             blocks = blocks.pin_memory() if pinned else blocks.clone()
             return PackedEmbedding(blocks, block_format, torch.float32)
-        table = torch.empty(hidden_size, vocab_size, dtype=self._dtype, device=self._device)
-        self._unpack_transposed(*self._stored(name, (vocab_size, hidden_size)), table)
+        table = torch.empty(vocab_size, hidden_size, dtype=self._dtype, device=self._device)
+        self._unpack_into(table, *self._stored(name, (vocab_size, hidden_size)))
         return Embedding(table)
 
     def packed_embedding(self, name: str, vocab_size: int, hidden_size: int) -> PackedEmbedding:
@@ -205,12 +206,10 @@ class WeightReader:
         parts = [self.vector(name, size) for name, size in zip(names, sizes, strict=True)]
         return torch.cat(parts).to(torch.float32 if self._form == "records" else self._dtype)
 
-    def _unpack_transposed(
-        self, blocks: torch.Tensor, block_format: str, target: torch.Tensor
-    ) -> None:
-        """Write rows `[out, in]` to `[in, out]`, without holding all of them in between."""
+    def _unpack_into(self, target: torch.Tensor, blocks: torch.Tensor, block_format: str) -> None:
+        """Write rows `[out, in]`, without holding them twice."""
         dequantize(
-            blocks.to(self._device), block_format=block_format, dtype=self._dtype, out=target.t()
+            blocks.to(self._device), block_format=block_format, dtype=self._dtype, out=target
         )
 
     def _unpacked(self, name: str, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:

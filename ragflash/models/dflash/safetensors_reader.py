@@ -77,7 +77,7 @@ class SafetensorsReader:
             self._stored(name, (size, in_features)).to(self._device, self._dtype)
             for name, size in zip(names, out_features, strict=True)
         ]
-        return DenseLinear(torch.cat(parts).t().contiguous())
+        return DenseLinear(torch.cat(parts))
 
     def tensor(self, name: str, shape: tuple[int, ...]) -> torch.Tensor:
         """See `TensorSource`."""
@@ -86,7 +86,7 @@ class SafetensorsReader:
     def packed_embedding(self, name: str, vocab_size: int, hidden_size: int) -> Embedding:
         """See `TensorSource`."""
         table = self._stored(name, (vocab_size, hidden_size))
-        return Embedding(table.to(self._device, self._dtype).t())
+        return Embedding(table.to(self._device, self._dtype))
 
     def require_all_used(self) -> None:
         """See `TensorSource`."""

@@ -38,7 +38,7 @@ def test_convolution_around_a_part_of_a_layer(taps, num_rows):
     base = values((2, taps, WIDTH), seed=1)
     matrix = values((2 * taps * groups, WIDTH), seed=2)
     rows = values((num_rows, WIDTH), seed=3)
-    found = DynamicConv(base, DenseLinear(matrix.t().contiguous()), GROUP)(rows, torch.exp)
+    found = DynamicConv(base, DenseLinear(matrix), GROUP)(rows, torch.exp)
     dynamic = (rows @ matrix.t()).double()
     into, out_of = dynamic.split(taps * groups, dim=1)
     inside = convolve(rows.double(), base[0].double(), into, taps).exp()
@@ -75,7 +75,7 @@ def test_selector_goes_left_to_right(seed):
         top_k,
         lambda ids: before[ids].float(),
         lambda ids: after[ids].float(),
-        DenseLinear(matrix.t().float().contiguous()),
+        DenseLinear(matrix.float()),
     )
     constant = torch.arange(slots)[:, None].float()
     scores = best.values.float() - constant
