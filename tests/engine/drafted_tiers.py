@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any, Self
 
 from ragflash.engine.client import EngineClient
-from ragflash.engine.constraint import QuoteFrom
+from ragflash.engine.constraint import Free, Literal, QuoteFrom
 from ragflash.engine.request import (
     ChatMessage,
     DraftMode,
@@ -30,12 +30,17 @@ from ragflash.sessions import FolderArchive
 from ragflash.speculative.drafter import Draft, Drafter
 from tests.engine.restarted import engine_on
 
+MANUAL = (
+    "Seals must be replaced every year by a trained person. The warranty of the Mk II pump lasts "
+    "36 months from the day of delivery, if it is used as described here. "
+)
 WORDS = ("seals ", "are ", "replaced ", "every ", "year; ", "sealed ", "by ", "16 bar. ")
 KINDS: Mapping[str, Mapping[str, Any]] = {
     "free": {},
     "quote": {"constraint": QuoteFrom(("manual",))},
     "sampled": {"sampling": SamplingParams(temperature=0.7, seed=3, repetition_penalty=1.1)},
     "short": {"max_tokens": 4},
+    "copy": {"constraint": (Literal("The warranty of the Mk II pump"), Free()), "max_tokens": 16},
 }
 
 
@@ -56,7 +61,9 @@ class Case:
 
     @property
     def text(self) -> str:
-        """Words in any order; a short answer finds its beginning in it."""
+        """Words in any order; a copy and a short answer find their beginning in it."""
+        if self.kind == "copy":
+            return MANUAL
         if self.kind == "short":
             return "assistant\n".ljust(self.length, "a")
         return "".join(random.Random(self.length).choices(WORDS, k=self.length))[: self.length]
@@ -186,6 +193,7 @@ class Asker:
 def asking(setting: Setting, sessions: Path | None, *, drafts: bool = True) -> Iterator[Asker]:
     """Start an engine."""
     options: dict[str, Any] = {"kv_format": setting.kv_format, "drafts": drafts}
+    options["kv_bytes"] = 64 << 20
     if drafts and setting.drafter is not None:
         options["row_drafters"] = DrafterOptions(file=Path(setting.drafter))
     with engine_on(Path(setting.model), sessions, **options) as (engine, archive):

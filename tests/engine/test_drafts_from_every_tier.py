@@ -127,6 +127,19 @@ def test_the_first_step_after_a_restore_takes_its_draft(files, sessions, name, m
 
 @pytest.mark.slow
 @pytest.mark.timeout(1800)
+def test_a_real_model_copies_in_the_first_step_after_a_restore(packaged_model_path, sessions):
+    cases = tuple(Case(mode, "copy", 0, has_turns=True) for mode in ("lookup", "tree"))
+    setting = Setting(str(packaged_model_path), None, "auto", cases)
+    for asked in ask_from_every_tier(setting, sessions, in_new_process).values():
+        for told in asked:
+            assert len(told.proposals) == 1
+            ((source, _, num_accepted),) = told.drafts
+            assert source == "lookup"
+            assert num_accepted >= 4
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1800)
 @pytest.mark.parametrize("name", ["qwen3", "gemma3", "qwen35"])
 @pytest.mark.parametrize(("drafter", "kv_format"), [(None, "auto"), ("drafter", "tq3_0")])
 def test_the_whole_matrix_after_a_restart(files, sessions, name, drafter, kv_format):
