@@ -1,5 +1,7 @@
 """An engine around a card's programme drafts with the block of the file, as on a card."""
 
+import asyncio
+
 import pytest
 import torch
 
@@ -11,7 +13,7 @@ from ragflash.kvcache.grid import Grid, PageAllocators
 from ragflash.kvcache.pages import KVPages, PackedPool, PagePool
 from ragflash.models.device.model import DeviceModel
 from ragflash.models.registry import load_records
-from tests.engine.drafted import REQUESTS, ask, counted, start, told, write_with_mtp
+from tests.engine.drafted import REQUESTS, ask, counted, request, start, told, write_with_mtp
 from tests.models.toy_files import TOKENS
 from tests.slow import slow
 
@@ -45,23 +47,30 @@ def files(tmp_path_factory):
     return {right: write_with_mtp(folder / f"{right}", is_right=right) for right in (True, False)}
 
 
-@pytest.mark.parametrize("request_", [REQUESTS[0], *slow(REQUESTS[1])])
-def test_answers_are_the_same_with_drafts(on_card, files, request_):
+@pytest.mark.parametrize("wanted", [REQUESTS[0], *slow(REQUESTS[1])])
+def test_answers_are_the_same_with_drafts(on_card, files, wanted):
     with start(files[False], drafts=True) as engine:
-        plain = ask(engine, draft=DraftMode.OFF, max_tokens=12, **request_)
-        found = ask(engine, draft=DraftMode.MTP, max_tokens=12, **request_)
+        plain = ask(engine, draft=DraftMode.OFF, max_tokens=12, **wanted)
+        found = ask(engine, draft=DraftMode.MTP, max_tokens=12, **wanted)
     assert told(found) == told(plain)
     assert {count.source for count in found.timings.drafts} == {"mtp"}
 
 
-def test_all_is_accepted_of_a_block_that_is_right(on_card, files):
+def test_all_is_accepted_of_a_block_that_is_right(on_card, files, monkeypatch):
+    """Two requests at once; no logits leave the card for them."""
+    monkeypatch.setattr(DeviceModel, "forward_tapped", None)
+
+    async def ask_all(engine, *modes):
+        wanted = (request(draft=mode, max_tokens=20) for mode in modes)
+        return await asyncio.gather(*map(engine.complete, wanted))
+
     with start(files[True], drafts=True) as engine:
-        found = ask(engine, draft=DraftMode.MTP, max_tokens=20)
-        plain = ask(engine, draft=DraftMode.OFF, max_tokens=20)
+        plain, *found = asyncio.run(ask_all(engine, DraftMode.OFF, DraftMode.MTP, DraftMode.MTP))
         auto = ask(engine, draft=DraftMode.AUTO, max_tokens=20)
-    assert told(found) == told(plain) == told(auto)
-    (drafts,) = found.timings.drafts
-    assert drafts.drafted == drafts.accepted == 15
+    for one in found:
+        assert told(one) == told(plain) == told(auto)
+        (drafts,) = one.timings.drafts
+        assert drafts.drafted == drafts.accepted == 15
 
 
 @pytest.mark.slow
