@@ -15,6 +15,7 @@ from ragflash.engine.drafting import Drafting
 from ragflash.engine.file_tier import FileTier
 from ragflash.engine.host import HostOptions, KVFormatChoice, place_on_host
 from ragflash.engine.identity import ModelText, identify
+from ragflash.engine.learned import learned_path
 from ragflash.engine.placed import Placed
 from ragflash.engine.request import EngineInfo
 from ragflash.engine.row_drafters import NO_FILE, DrafterOptions, RowDrafting, load_row_drafting
@@ -65,8 +66,8 @@ def start_engine(
     `GGUFFile.open` says what `model_path` may be; `device` `auto` is the first card that can be
     used, else the CPU: see `CardOptions`, `card_format` and `HostOptions`. On a CPU
     `prefill_chunk_tokens` are the most of a prompt in a step. Beyond `max_slots` `queue_size` may
-    wait. `cache_dir` remembers hashes and formats. With `drafts` answers are drafted where it pays,
-    also by `row_drafters`; `drafter_factory` chooses instead. Close `archive` after the engine.
+    wait. `cache_dir` keeps hashes, formats, how drafts did. With `drafts` answers are drafted where
+    it pays, also by `row_drafters`, or as `drafter_factory` says. Close `archive` after the engine.
 
     Raises:
         ModelError: A file cannot be used.
@@ -89,13 +90,19 @@ def start_engine(
     told = load_row_drafting(loaded.placed, row_drafters, model_hash, cache_dir) if drafts else None
     info = _info(loaded, model_hash)
     chunk_tokens = PREFILL_ROWS if is_card else prefill_chunk_tokens
-    drafting = Drafting(told.depends_on if told else (), has_trees=True) if drafts else None
+    drafting = _drafting(told, model_hash, cache_dir) if drafts else None
     turns = _Turns(max_slots, chunk_tokens, drafter_factory or drafting, verify_rows - 1)
     arithmetic = (f"exact {exact}",) if is_card else (_cpu(), f"{threads} threads")
     core = _core(loaded, info, turns, arithmetic, archive, told)
     prepare = partial(_prepare, loaded.placed, drafting, verify_rows, threads)
     worker = Worker(core, max_in_flight=max_slots + queue_size, prepare=prepare).awaited()
     return EngineClient(worker, loaded.tokenizer, loaded.template, info, drafting)
+
+
+def _drafting(told: RowDrafting | None, model_hash: str, cache_dir: Path | None) -> Drafting:
+    drafters = told.depends_on if told else {}
+    learned = learned_path(cache_dir, model_hash, drafters)
+    return Drafting(drafters, has_trees=True, learned_path=learned)
 
 
 def _prepare(placed: Placed, drafting: Drafting | None, most_rows: int, threads: int) -> None:

@@ -172,8 +172,10 @@ class EngineClient:
                 self._worker.hold(-1)
 
     def close(self) -> None:
-        """Cancel what is in flight and end the worker."""
+        """Cancel what is in flight, end the worker, and keep what drafts have done."""
         self._worker.close()
+        if self._drafting is not None:
+            self._drafting.learned.save()
 
     async def _all(self, request: Request) -> tuple[Scored | None, Finished]:
         scored = None

@@ -1,10 +1,10 @@
 """Which drafter a request gets. Torch-free: clients prepare indexes on threads of their own."""
 
-from collections import OrderedDict
 from collections.abc import Collection, Mapping
+from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ragflash.engine.job import Job
+from ragflash.engine.learned import Learned
 from ragflash.engine.prompt import CompiledPrompt
 from ragflash.engine.request import DraftMode, GenerateRequest, Request, SegmentKind
 from ragflash.engine.sequence import Sequence
@@ -15,7 +15,7 @@ from ragflash.speculative.drafter import Drafter
 from ragflash.speculative.grafted import TREE_TOKENS, BlockDrafter, TreeDrafter, trunk_tokens
 from ragflash.speculative.lookup import IndexCache, LookupDrafter, Match
 from ragflash.speculative.policy import AdaptiveDrafter, Source
-from ragflash.speculative.survival import DraftKind, Survival
+from ragflash.speculative.survival import DraftKind
 
 if TYPE_CHECKING:
     from ragflash.speculative.rows import RowDrafter  # imports torch
@@ -42,7 +42,6 @@ _LACKING: Mapping[DraftMode, str] = {
     DraftMode.MTP: "it has no block of multi-token prediction, or RAGFLASH_MTP=off turns it off",
     DraftMode.DFLASH: "it was given no drafter: name its file with RAGFLASH_DRAFTER",
 }
-_MOST_DOCUMENTS = 256
 
 
 class Drafting:
@@ -52,9 +51,11 @@ class Drafting:
         parts: Names of what drafters that are told rows of the model keep (`RowDrafting`).
         has_trees: Whether the model verifies trees.
         index_bytes: Of the documents' indexes that are kept.
+        learned_path: See `Learned`.
 
     Attributes:
         costs: Of steps; the worker's thread measures them before it serves.
+        learned: How drafts of documents have done.
     """
 
     def __init__(
@@ -63,12 +64,13 @@ class Drafting:
         *,
         has_trees: bool,
         index_bytes: int = INDEX_BYTES,
+        learned_path: Path | None = None,
     ) -> None:
         self.costs: StepCosts | None = None
         self._has_trees = has_trees
         self._parts = parts
         self._indexes = IndexCache(index_bytes)
-        self._survival: OrderedDict[tuple[str, ...], Survival] = OrderedDict()
+        self.learned = Learned(_PRIORS, learned_path)
 
     def prepare(self, prompt: CompiledPrompt, request: Request) -> LookupDrafter | None:
         """Make what looks a request's drafts up, indexes included; for any thread.
@@ -120,15 +122,8 @@ class Drafting:
         sources = [Source(lookup, lambda: kind_of(lookup.match)), *map(_source, told.values())]
         if self._has_trees and block is not None:
             sources.append(_tree_source(block, lookup))
-        return AdaptiveDrafter(sources, self.costs, self._survival_of(job))
-
-    def _survival_of(self, job: Job) -> Survival:
-        key = (job.request.namespace, *job.prompt.source_ids)
-        survival = self._survival.setdefault(key, Survival(_PRIORS))
-        self._survival.move_to_end(key)
-        if len(self._survival) > _MOST_DOCUMENTS:
-            self._survival.popitem(last=False)
-        return survival
+        survival = self.learned.of(request.namespace, job.prompt.source_ids)
+        return AdaptiveDrafter(sources, self.costs, survival)
 
 
 def _source(drafter: "RowDrafter") -> Source:

@@ -61,6 +61,21 @@ class Survival:
             group[0] = group[0] * _FORGETTING + (position < num_held)
             group[1] = group[1] * _FORGETTING + 1
 
+    def export_state(self) -> dict[str, list[list[float]]]:
+        """Return the counts of what was seen by `source/bucket`, as `load_state` takes them."""
+        return {
+            f"{kind.source}/{kind.bucket}": [[round(x, 4) for x in pair] for pair in counts]
+            for kind, counts in self._counts.items()
+            if any(seen for _, seen in counts)
+        }
+
+    def load_state(self, state: Mapping[str, list[list[float]]]) -> None:
+        """Take over what `export_state` returned; kinds with other positions begin anew."""
+        for name, counts in state.items():
+            source, _, bucket = name.rpartition("/")
+            if len(counts) == len(_EDGES):
+                self._counts[DraftKind(source, int(bucket))] = [[*pair] for pair in counts]
+
     def _of(self, kind: DraftKind) -> list[list[float]]:
         return self._counts.setdefault(kind, [[0.0, 0.0] for _ in _EDGES])
 
