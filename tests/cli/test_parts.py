@@ -47,3 +47,14 @@ def test_no_byte_of_what_is_deleted_or_replaced_stays_in_session_files(
     with library_and_engine(load_settings(), with_engine=False):  # finishes what was interrupted
         assert files_with(data_dir, CANARY) == []
         assert len(files_with(data_dir, OTHER)) == 1
+
+
+@pytest.mark.parametrize(("draft", "num_indexes"), [("auto", 1), ("off", 0)])
+def test_documents_are_indexed_where_answers_are_drafted(draft, num_indexes, tmp_path, data_dir):
+    text = tmp_path / "rules.txt"
+    text.write_text("Records are kept for seven years. " * 9)
+    with library_and_engine(load_settings(draft=draft), with_engine=False) as (library, _):
+        added = library.add(SCOPE, DEFAULT_COLLECTION, "rules.txt", text)
+        library.wait(SCOPE, added.job.id, 30)
+        assert library.get(SCOPE, added.document.id).tokens == 54
+    assert len([*data_dir.rglob("*.lookup")]) == num_indexes
