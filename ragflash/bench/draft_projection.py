@@ -7,7 +7,7 @@ weights could not be had. Tokens a step over the time of a step is the projectio
 
 import statistics
 from bisect import bisect_left
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -57,7 +57,7 @@ PUBLISHED = (
 
 
 def project(
-    series: Mapping[str, Series], rows: Sequence[Mapping[str, Any]], depths: Sequence[int]
+    series: Mapping[str, Series], rows: Sequence[Mapping[str, Any]]
 ) -> list[dict[str, Any]]:
     """Return projected rows: source, task, depth, tokens a step, its time, and tokens a second.
 
@@ -66,15 +66,19 @@ def project(
     """
     medians = {name: statistics.median(one.values) for name, one in series.items()}
     projected = []
-    for depth in depths:
-        if f"plain_ms_depth{depth}" not in medians:
-            continue
+    for depth in depths_of(series):
         plain_ms = medians[f"plain_ms_depth{depth}"]
         for row in (*_lookups(medians, rows, depth), *_published(medians, depth)):
             tok_s = 1000 * row["tokens_per_step"] / row["step_ms"]
             row |= {"tok_s": round(tok_s, 1), "times_plain": round(tok_s * plain_ms / 1000, 2)}
             projected.append({"projected": True, "depth": depth} | row)
     return projected
+
+
+def depths_of(names: Iterable[str]) -> list[int]:
+    """Return the depths that a large model's steps were timed at, from the names of series."""
+    starts = (name.partition("plain_ms_depth") for name in names)
+    return sorted(int(depth) for before, found, depth in starts if found and not before)
 
 
 def _lookups(

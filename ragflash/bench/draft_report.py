@@ -5,6 +5,7 @@ from typing import Any
 
 from ragflash.bench.draft_answers import SOURCES
 from ragflash.bench.draft_peer import MODES as PEER_MODES
+from ragflash.bench.draft_projection import depths_of
 from ragflash.bench.draft_steps import OWN, VERIFIED
 
 Result = Mapping[str, Any]
@@ -17,13 +18,13 @@ _PROJECTED = ("drafts", "task", "tokens before it", "a step", "step, ms", "tok/s
 def markdown(result: Result) -> str:
     """Return a result's tables, with those of another device that it keeps: all its rows.
 
-    Answers are as they were measured, steps of a large model too; what is projected says so.
+    Answers are as they were measured, steps of a large model too; what is projected says so, and
+    what was not measured is named.
     """
     both = [result, *filter(None, [result["parameters"].get("beside")])]
     tables = [_table(_SMALL, [row for one in both for row in _answers(one)])]
     for one in both:
-        depths = _depths(one)
-        if depths:
+        if depths := depths_of(one["summary"]):
             tables.append(_table(_STEPS, [row for depth in depths for row in _steps(one, depth)]))
         if projected := one["parameters"].get("projected"):
             tables.append(
@@ -31,6 +32,9 @@ def markdown(result: Result) -> str:
             )
             sources = dict.fromkeys((row["source"], row["tokens_from"]) for row in projected)
             tables.append("\n".join(f"- `{name}`: {where}." for name, where in sources))
+        if missing := one.get("missing"):
+            device = one["parameters"].get("device") or one["parameters"]["large"]["device"]
+            tables.append(f"Not measured ({device}): {', '.join(missing)}.")
     return "\n\n".join(tables)
 
 
@@ -69,11 +73,6 @@ def _answer(result: Result, row: Result, name: str, drafts: str) -> list[str]:
         f"{speed['median']:.1f}",
         f"{ratio['median']:.2f} ({ratio['low']:.2f} to {ratio['high']:.2f})",
     ]
-
-
-def _depths(result: Result) -> list[int]:
-    start = "plain_ms_depth"
-    return sorted(int(name[len(start) :]) for name in result["summary"] if name.startswith(start))
 
 
 def _steps(result: Result, depth: int) -> Iterator[list[str]]:

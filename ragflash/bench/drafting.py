@@ -216,7 +216,7 @@ class _Found:
         Raises:
             Conflict: It is of another one.
         """
-        _require_same({"commit": earlier["commit"]}, {"commit": begun["commit"]}, ["commit"])
+        _require_same(earlier, begun, ["commit"])
         parameters = dict(earlier["parameters"])
         for name, kept in (("rows", self.rows), ("peer_rows", self.peer_rows)):
             for row in parameters.pop(name, ()):
@@ -266,11 +266,10 @@ class _Found:
         """Return what there is, with the figures that follow from it."""
         rows = [self.rows[row] for row in sorted(self.rows, key=_place)]
         headlines = sum_up(self.series, rows, "cpu" if self.how.get("device") == "cpu" else "gpu")
-        depths = self.plan.large.depths if self.plan.large else draft_steps.DEPTHS
         found = {
             "large": dict(self.large) or self.how.get("large"),
             "peer_rows": [*self.peer_rows.values()],
-            "projected": project(self.series, rows, depths),
+            "projected": project(self.series, rows),
         }
         parameters = self.how | {"rows": rows} | {name: one for name, one in found.items() if one}
         if self.beside is not None:

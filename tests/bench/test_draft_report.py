@@ -52,7 +52,7 @@ ROWS = [
 
 
 def found(source, task, depth):
-    rows = project(SERIES, ROWS, (0, 9000, 50))
+    rows = project(SERIES, ROWS)
     assert {row["depth"] for row in rows} == {0, 9000}
     (row,) = [
         row for row in rows if (row["source"], row["task"], row["depth"]) == (source, task, depth)
@@ -96,7 +96,7 @@ def test_the_tables_have_every_row_of_both_devices():
         "device": "a card",
         "rows": ROWS,
         "peer_rows": [{"task": "copy", "context_tokens": 1024, "copied_share": 0.5}],
-        "projected": project(SERIES, ROWS, (0, 9000)),
+        "projected": project(SERIES, ROWS),
     }
     measurement = Measurement(SERIES | peer, threads=1, parameters=parameters, is_flat=True)
     result = json.loads(json.dumps(build("drafting", {"command": "bench"}, measurement)))
@@ -112,6 +112,9 @@ def test_the_tables_have_every_row_of_both_devices():
     assert "Projected, not measured:\n\n| drafts | task |" in tables
     assert "| `dflash` | rag | 9,000 | 8.43 | 12.5 | 674 | 3.37 |" in tables
     assert f"- `mtp4`: {PUBLISHED[0].where}." in tables
+    assert "Not measured" not in tables
+    lacking = drafting.markdown(result | {"missing": ["free_7500"]})
+    assert lacking == f"{tables}\n\nNot measured (a card): free_7500."
     result["parameters"]["beside"] = {**result}
     both = drafting.markdown(result)
     assert both.count("| `tree` | 9,000 | 21 |") == 2

@@ -97,7 +97,7 @@ def test_a_later_run_goes_on_with_the_depths_that_lack(kept, plan):
 
 def test_projections_follow_from_the_samples_in_the_file(kept):
     parameters = kept[-1]["parameters"]
-    assert project(read_series(kept[-1]), parameters["rows"], DEPTHS) == parameters["projected"]
+    assert project(read_series(kept[-1]), parameters["rows"]) == parameters["projected"]
     sources = [row["source"] for row in parameters["projected"] if row["depth"] == 300]
     assert sources == 6 * ["mtp4"] + 4 * ["dflash"] + 3 * ["tree"]
     assert all(row["projected"] is True for row in parameters["projected"])

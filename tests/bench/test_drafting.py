@@ -8,6 +8,7 @@ import pytest
 
 from ragflash.bench import drafting
 from ragflash.bench.__main__ import main
+from ragflash.bench.draft_projection import project
 from ragflash.bench.draft_tasks import TASKS, Sizes, copied_share, make_document
 from ragflash.bench.record import Series, build, read_series, summarise
 from ragflash.engine.build import start_engine
@@ -218,7 +219,12 @@ def test_the_documents_show_the_result_that_is_kept():
     result = json.loads(RESULT.read_text(encoding="utf-8"))
     assert drafting.markdown(result) in (ROOT / "docs/drafting.md").read_text(encoding="utf-8")
     for one in filter(None, (result, result["parameters"].get("beside"))):
-        assert one["summary"] == summarise(read_series(one))
+        parameters, series = one["parameters"], read_series(one)
+        assert one["summary"] == summarise(series)
+        assert project(series, parameters["rows"]) == parameters.get("projected", [])
+        device = "cpu" if parameters["device"] == "cpu" else "gpu"
+        again = drafting.sum_up(series, parameters["rows"], device)
+        assert {name: series[name] for name in again} == again
 
 
 def test_it_runs_where_there_is_no_server_to_import(toy, tmp_path, monkeypatch):
