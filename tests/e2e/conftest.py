@@ -1,6 +1,5 @@
 """The README's session is run once; what follows uses the library that it leaves."""
 
-import os
 import re
 import shlex
 import subprocess
@@ -19,8 +18,7 @@ from ragflash.rag.answer import Answerer
 from ragflash.rag.library import Library
 from ragflash.rag.records import DEFAULT_COLLECTION, DocumentRecord
 from ragflash.settings import load_settings
-
-ROOT = Path(__file__).parents[2]
+from tests.processes import ROOT, environment
 
 
 @dataclass(frozen=True)
@@ -55,9 +53,6 @@ def readme_session() -> list[tuple[str, str]]:
 @pytest.fixture(scope="session")
 def session(tmp_path_factory: pytest.TempPathFactory) -> Session:
     data_dir = tmp_path_factory.mktemp("session")
-    environment = {**os.environ, "RAGFLASH_DATA_DIR": str(data_dir)}
-    roots = [ROOT / part for part in (".", "kernels", "ingest", "prompts")]
-    environment["PYTHONPATH"] = os.pathsep.join(map(str, roots))
     printed = []
     shown = readme_session()
     for command, _ in shown:
@@ -66,7 +61,7 @@ def session(tmp_path_factory: pytest.TempPathFactory) -> Session:
         ran = subprocess.run(
             [sys.executable, "-m", "ragflash", *arguments],
             cwd=ROOT,
-            env=environment,
+            env=environment(RAGFLASH_DATA_DIR=str(data_dir)),
             stdout=subprocess.PIPE,
             text=True,
             check=True,

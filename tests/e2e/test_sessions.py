@@ -1,6 +1,5 @@
 """A document is read once, though the server is killed as soon as it has answered."""
 
-import os
 import re
 import subprocess
 import sys
@@ -14,21 +13,18 @@ import httpx
 import pytest
 
 from ragflash.samples import sample_path
+from tests.processes import ROOT, environment
 
-ROOT = Path(__file__).parents[2]
 DOCUMENT = "bug-reporting.txt"
 
 
 @contextmanager
 def server(data_dir: Path) -> Iterator[httpx.Client]:
     """Serve from a process of its own, and kill it as `kill -9` does."""
-    environment = {**os.environ, "RAGFLASH_DATA_DIR": str(data_dir)}
-    roots = [ROOT / part for part in (".", "kernels", "ingest", "prompts")]
-    environment["PYTHONPATH"] = os.pathsep.join(map(str, roots))
     with subprocess.Popen(
         [sys.executable, "-m", "ragflash", "serve", "--port", "0"],
         cwd=ROOT,
-        env=environment,
+        env=environment(RAGFLASH_DATA_DIR=str(data_dir)),
         stderr=subprocess.PIPE,
         text=True,
     ) as process:

@@ -1,7 +1,6 @@
 """Headers written to do harm: each is refused by field and offset, before anything is allocated."""
 
 import json
-import os
 import struct
 import subprocess
 import sys
@@ -26,6 +25,7 @@ from ragflash.gguf.header import (
 from ragflash.gguf.reader import GGUFFile
 from ragflash.gguf.tokenizer import Tokenizer
 from tests.gguf.conftest import write
+from tests.processes import environment
 
 U8, U32, BOOL, STRING, ARRAY = 0, 4, 7, 8, 9
 PADDING_BYTES = 32  # behind the last tensor, at most
@@ -264,7 +264,7 @@ def test_a_child_with_64_mib_to_spare_refuses_them_all(tmp_path: Path) -> None:
         (tmp_path / f"{name}.gguf").write_bytes(content)
     child = subprocess.run(
         [sys.executable, "-c", REFUSE_ALL, tmp_path],
-        env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
+        env=environment(),
         capture_output=True,
         check=False,
         timeout=120,

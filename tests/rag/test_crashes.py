@@ -1,15 +1,15 @@
 """A process that is killed anywhere loses nothing, doubles nothing, and leaves nothing behind."""
 
-import json
 import os
 import shutil
 import subprocess
-import sys
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+
+from tests.processes import finish, start
 
 PROGRAM = Path(__file__).with_name("crashes.py")
 SHARED_MEMORY = Path("/dev/shm")
@@ -30,33 +30,15 @@ def folders() -> Iterator[list[Path]]:
         yield [Path(parent) / str(number) for number in range(2)]
 
 
-def start(folder: Path, **plan: int) -> subprocess.Popen[str]:
-    environment = os.environ | {
-        "PYTHONPATH": os.pathsep.join(sys.path),
-        "OMP_NUM_THREADS": "1",
-        "OPENBLAS_NUM_THREADS": "1",
-    }
-    words = [f"{name}={value}" for name, value in plan.items()]
-    return subprocess.Popen(
-        [sys.executable, str(PROGRAM), str(folder), *words],
-        env=environment,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-    )
-
-
-def finish(process: subprocess.Popen[str]) -> dict[str, int]:
-    told, complaints = process.communicate()
-    assert process.returncode == 0, complaints[-4000:]
-    return json.loads(told)
+def start_plan(folder: Path, **plan: int) -> subprocess.Popen[str]:
+    return start(PROGRAM, folder, *(f"{name}={value}" for name, value in plan.items()))
 
 
 def kill_all_over(folders: list[Path], **plan: int) -> list[dict[str, int]]:
     """Two programs at once, each with every second of the chosen boundaries."""
     step = plan["every"]
     running = [
-        start(folder, **{**plan, "seed": seed, "every": 2 * step, "offset": seed * step})
+        start_plan(folder, **{**plan, "seed": seed, "every": 2 * step, "offset": seed * step})
         for seed, folder in enumerate(folders)
     ]
     return [finish(process) for process in running]
@@ -75,5 +57,5 @@ def test_killed_at_every_write_everything_is_there_once(folders, record_testsuit
 
 
 def test_a_document_that_the_process_dies_of_is_given_up(folders):
-    summary = finish(start(folders[0], poison=1))
+    summary = finish(start_plan(folders[0], poison=1))
     assert summary == {"deaths": 3}

@@ -8,6 +8,7 @@ import pytest
 from ragflash.errors import DataFolderLocked, DocumentTooLarge, StorageError
 from ragflash.rag.files import FileStore, FolderLock
 from ragflash_ingest.document import BoxTable, Document, DocumentPage, Section
+from tests.processes import environment
 
 DOCUMENT = Document(
     text="Héading\nbody 漢字\npage two",
@@ -130,8 +131,7 @@ def test_lock_of_a_dead_process_is_no_lock(tmp_path):
             "os._exit(9)",
         ]
     )
-    environment = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)}
-    result = subprocess.run([sys.executable, "-c", code], env=environment, check=False)
+    result = subprocess.run([sys.executable, "-c", code], env=environment(), check=False)
     assert result.returncode == 9
     FolderLock.acquire(tmp_path).release()
 

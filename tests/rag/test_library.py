@@ -18,6 +18,7 @@ from ragflash.errors import (
 from ragflash.rag.embed import packaged_embedder
 from ragflash.rag.library import Library, LibraryConfig
 from ragflash.rag.records import DocumentState, DuplicatePolicy, JobState, Scope
+from tests.processes import environment
 
 MINE = Scope(frozenset({"mine"}))
 TWO = Scope(frozenset({"mine", "theirs"}))
@@ -190,9 +191,8 @@ def test_the_folder_has_one_owner(open_library, library, tmp_path):
             "    sys.exit(str(error))",
         ]
     )
-    environment = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)}
     result = subprocess.run(
-        [sys.executable, "-c", code], env=environment, check=False, capture_output=True, text=True
+        [sys.executable, "-c", code], env=environment(), check=False, capture_output=True, text=True
     )
     assert f"process {os.getpid()} is using" in result.stderr
 

@@ -27,6 +27,7 @@ from ragflash.sessions import (
 from ragflash.sessions import (
     format as layout,
 )
+from tests.processes import environment
 from tests.sessions.samples import (
     DOCUMENT,
     IDENTITY,
@@ -233,6 +234,7 @@ def test_an_error_of_the_caller_reaches_the_caller(folder):
 READER = """
 import sys
 from pathlib import Path
+from tests.processes import environment
 from tests.sessions.samples import DOCUMENT, RULES, is_stored, open_folder, store
 
 folder = open_folder(Path(sys.argv[1]))
@@ -246,7 +248,7 @@ def test_a_second_process_reads_and_does_not_write(path):
     store(writer, RULES)
     told = subprocess.run(
         [sys.executable, "-c", READER, str(path)],
-        env=os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)},
+        env=environment(),
         capture_output=True,
         text=True,
         check=True,

@@ -1,6 +1,5 @@
 """A server in a process of its own, and what it holds of the machine."""
 
-import os
 import signal
 import subprocess
 import sys
@@ -11,8 +10,8 @@ from typing import Self
 
 import httpx
 
-ROOT = Path(__file__).parents[2]
-SOURCES = [ROOT, *(ROOT / name for name in ("kernels", "ingest", "prompts"))]
+from tests.processes import ROOT, environment
+
 START_S = 60.0
 STOP_S = 30.0
 SETTLED = frozenset({"ready", "partial", "failed"})
@@ -42,20 +41,19 @@ class Server:
 
     def start(self) -> None:
         """Start it; it may not answer yet."""
-        environment = {
-            name: value for name, value in os.environ.items() if not name.startswith("RAGFLASH_")
-        } | {
-            "PYTHONPATH": os.pathsep.join(map(str, SOURCES)),
+        own = {
             "RAGFLASH_DATA_DIR": str(self.data),
             "RAGFLASH_MODEL": str(self._model),
             "RAGFLASH_PORT": "0",
             "TMPDIR": str(self.temporary),
         }
+        others = environment()
+        left = {name: others[name] for name in others if not name.startswith("RAGFLASH_")}
         with self.log.open("wb") as log:
             self.process = subprocess.Popen(
                 [sys.executable, "-m", "tests.soak.server", "serve"],
                 cwd=ROOT,
-                env=environment,
+                env=left | own,
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,

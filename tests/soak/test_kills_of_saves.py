@@ -1,7 +1,6 @@
 """An engine that is killed while it saves leaves what answers bit for bit, or is not there."""
 
 import json
-import os
 import random
 import signal
 import subprocess
@@ -17,8 +16,8 @@ import pytest
 from tests.engine.restarted import LENGTHS, engine_on, told
 from tests.models.families import FAMILIES
 from tests.models.toy_files import write_toy
+from tests.processes import ROOT, environment
 from tests.sessions.samples import SHARED_MEMORY
-from tests.soak.running import ROOT, SOURCES
 
 NUM_KILLS = 20
 # Nothing is there, or another document behind the same rules.
@@ -41,8 +40,7 @@ class Saver:
         self._process = subprocess.Popen(
             [sys.executable, "-m", "tests.soak.saving", *map(str, arguments)],
             cwd=ROOT,
-            env=os.environ
-            | {"PYTHONPATH": os.pathsep.join(map(str, SOURCES)), "OMP_NUM_THREADS": "1"},
+            env=environment(OMP_NUM_THREADS="1"),
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,
