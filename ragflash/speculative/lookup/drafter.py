@@ -127,7 +127,7 @@ class LookupDrafter:
             index, width = self._sources[place.source], self._width(place.run, budget)
             return Draft(index.tokens(place.position, width), DOCUMENT)
         found = self._find()
-        length = found[1].length if found else 0
+        length = found[1] if found else 0
         again = self._written.longest(max(length + 1, GRAM), COMPARED_TOKENS)
         if again:
             return self._from_written(again, budget)
@@ -171,8 +171,6 @@ class LookupDrafter:
         self._tail = (self._tail + encode(new))[-COMPARED_TOKENS * TOKEN_BYTES :]
         self._most = min(self._most + len(new), COMPARED_TOKENS)
         self._written.extend(new)
-        if self._place and unplaced:
-            self._place = self._place.broken(self._place.run, len(unplaced))
         most = 0
         for place in self._proposed:
             copied = self._sources[place.source].tokens(place.position, len(unplaced))
@@ -184,6 +182,9 @@ class LookupDrafter:
                 reached = _Place(place.source, place.position + agreed, run, is_sure)
                 num_since = len(unplaced) - agreed
                 self._set_place(reached.broken(run, num_since) if num_since else reached)
+        left = self._place
+        if left and unplaced and not most and (left.run or left.patience):
+            self._place = left.broken(left.run, len(unplaced))
 
     def _set_place(self, place: _Place | None) -> None:
         self._place = place
@@ -191,20 +192,19 @@ class LookupDrafter:
             others = (at for at in range(len(self._sources)) if at != place.source)
             self._order = (place.source, *others)
 
-    def _find(self) -> tuple[int, Interval] | None:
-        """Find the longest end of the history in the documents."""
+    def _find(self) -> tuple[int, int, Interval] | None:
+        """Find the longest end of the history in the documents: in which, its length, and where."""
         found, least = None, GRAM
         most = min(self._most, len(self._tail) // TOKEN_BYTES)
         for source in self._order:
-            interval = self._sources[source].longest(self._tail, least, most)
-            if interval is not None:
-                found, least = (source, interval), interval.length + 1
+            longest = self._sources[source].longest(self._tail, least, most)
+            if longest is not None:
+                found, least = (source, *longest), longest[0] + 1
         self._most = least - 1
         return found
 
-    def _from_document(self, source: int, interval: Interval, budget: int) -> Draft:
-        index, length = self._sources[source], interval.length
-        width = self._width(length, budget)
+    def _from_document(self, source: int, length: int, interval: Interval, budget: int) -> Draft:
+        index, width = self._sources[source], self._width(length, budget)
         last = self._place.position if self._place and self._place.source == source else 0
         chosen = follow(index, interval, width, last, has_branch=self._has_branches)
         self.match = Match(DOCUMENT, length, interval.size, chosen.num_agreeing)

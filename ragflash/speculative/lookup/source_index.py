@@ -98,11 +98,14 @@ class SourceIndex:
         low = self._first(pattern)
         return None if low is None else self._interval(low, pattern)
 
-    def longest(self, tail: bytes, least: int, most: int) -> Interval | None:
+    def longest(self, tail: bytes, least: int, most: int) -> tuple[int, Interval] | None:
         """Find the longest end of `tail`, of `least` to `most` tokens, that occurs and goes on.
 
         Few occurrences are looked at one by one. Of many the length is bisected, as a shorter end
         occurs wherever a longer one does.
+
+        Returns:
+            How many tokens it has, and where they occur, or as many of their last ones as it says.
         """
         low = self._first(_last(tail, least)) if most >= least else None
         if low is None:
@@ -110,8 +113,15 @@ class SourceIndex:
         high = self._near_end(low, least)
         if high is None:
             return self._bisected(low, tail, least, most)
-        length = self._most_before(low, high, least, tail, most)
-        return Interval(low, high, least) if length == least else self.find(_last(tail, length))
+        interval = Interval(low, high, least)
+        length, only = self._most_before(interval, tail, most)
+        if length == least:
+            return length, interval
+        if only is not None:
+            return length, Interval(only, only + 1, least)
+        found = self.find(_last(tail, length))
+        assert found is not None
+        return length, found
 
     def stretch(self, interval: Interval, most: int) -> Interval:
         """Lengthen by what all occurrences go on with, to `most` tokens in all.
@@ -147,18 +157,21 @@ class SourceIndex:
             away = int((self.suffixes[low:high] - np.int32(start)).view(np.uint32).min())
         return away + start & _UNSIGNED
 
-    def _most_before(self, low: int, high: int, least: int, tail: bytes, most: int) -> int:
-        """Return how many tokens to the end of one of these occurrences are the last of `tail`."""
-        length = least
-        for start in self._suffixes[low:high]:
-            end = start + least
-            if length < min(most, end):
-                there = self._text(end - length - 1, end)
-                if there == _last(tail, length + 1):
-                    length = _num_alike(self._text(max(0, end - most), end), tail)
-        return length
+    def _most_before(self, few: Interval, tail: bytes, most: int) -> tuple[int, int | None]:
+        """Return how many tokens to the end of some of a few occurrences are the last of `tail`.
 
-    def _bisected(self, low: int, tail: bytes, least: int, most: int) -> Interval:
+        With it comes the place of that occurrence, if they are more than all have, and it is alone.
+        """
+        length, only = few.length, None
+        for at, start in enumerate(self._suffixes[few.low : few.high], few.low):
+            end = start + few.length
+            if length < most and self._ends_with(end, _last(tail, length + 1)):
+                length, only = _num_alike(self._text(max(0, end - most), end), tail), at
+            elif only is not None and self._ends_with(end, _last(tail, length)):
+                only = None
+        return length, only
+
+    def _bisected(self, low: int, tail: bytes, least: int, most: int) -> tuple[int, Interval]:
         length, absent, probe = least, most + 1, most
         while length + 1 < absent:
             found = self._first(_last(tail, probe))
@@ -167,7 +180,7 @@ class SourceIndex:
             else:
                 low, length = found, probe
             probe = min(2 * length, (length + absent) // 2)  # short ones are many
-        return self._interval(low, _last(tail, length))
+        return length, self._interval(low, _last(tail, length))
 
     def _least_common(self, low: int, high: int) -> int:
         """Return how many tokens two suffixes or more have in common."""
@@ -231,6 +244,11 @@ class SourceIndex:
         while high < num_tokens and head(suffixes[high]) < pattern:
             low, high, step = high + 1, high + step, 8 * step
         return bisect_left(suffixes, pattern, low, min(high, num_tokens), key=head)
+
+    def _ends_with(self, end: int, pattern: bytes) -> bool:
+        """Whether a pattern stands before a token of the source."""
+        start = end - len(pattern) // TOKEN_BYTES
+        return start >= 0 and self._text(start, end) == pattern
 
     def _text(self, start: int, end: int) -> bytes:
         """Return the bytes of tokens of the source; `end` is not past its own."""
