@@ -10,6 +10,7 @@ from ragflash.bench import record
 from ragflash.bench.provenance import provenance
 from ragflash.cli import parts
 from ragflash.cli.bench_run import run_kept
+from ragflash.cli.demo import MANUAL
 from ragflash.cli.options import DeviceOption, JsonOption, ModelOption, VramOption
 from ragflash.cli.output import Tracker
 from ragflash.errors import SettingInvalid
@@ -100,7 +101,7 @@ def drafting(
             )
         )
         plan = bench.plan_of(
-            (text or sample_path(_PROSE)).read_text(encoding="utf-8"),
+            (text or sample_path(MANUAL).with_name(_PROSE)).read_text(encoding="utf-8"),
             quick=quick,
             tasks=task or (),
             contexts=ctx or (),

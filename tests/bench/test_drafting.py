@@ -5,12 +5,14 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from typer.testing import CliRunner
 
 from ragflash.bench import drafting
 from ragflash.bench.__main__ import main
 from ragflash.bench.draft_projection import project
 from ragflash.bench.draft_tasks import TASKS, Sizes, copied_share, make_document
 from ragflash.bench.record import Series, build, read_series, summarise
+from ragflash.cli import app
 from ragflash.engine.build import start_engine
 from ragflash.errors import Conflict, EngineError, SettingInvalid
 from tests.models.families import FAMILIES
@@ -241,3 +243,17 @@ def test_it_runs_where_there_is_no_server_to_import(toy, tmp_path, monkeypatch):
     monkeypatch.setattr("sys.argv", ["bench", "drafting", *map(str, given), "--resume"])
     main()
     assert json.loads(out.read_text())["samples"] == result["samples"]
+
+
+def test_the_command_writes_what_there_is_and_goes_on_with_it(toy, tmp_path):
+    out = tmp_path / "drafting.json"
+    command = ["bench", "drafting", "--model", str(toy), "--device", "cpu", "--task", "none"]
+    alone = CliRunner().invoke(app, [*command, "--resume"])
+    assert alone.exit_code == 2
+    assert "name its file with --out" in alone.output
+    for options in ([], ["--resume"]):
+        ran = CliRunner().invoke(app, [*command, "--out", str(out), *options])
+        assert ran.exit_code == 0, ran.output
+    result = json.loads(out.read_text())
+    assert result["complete"] is False
+    assert len(result["parameters"]["earlier_runs"]) == 1
