@@ -156,20 +156,23 @@ def measure(
         EngineError: The context is too small, or the model ended too early.
     """
     missing = rows_missing(plan, series)
-    for kind in ("lookup", "drafters"):
-        depths = [depth for of, depth in missing if of == kind]
-        if not depths:
-            continue
-        progress(f"loading {plan.model.name}", 0, 0)
-        _free_memory()
+
+    def measure_kind(kind: str, depths: Sequence[int]) -> None:
         with _steps(plan, about, kind) as steps:
             begin()
             for depth in depths:
                 at = missing.index((kind, depth))
                 progress(f"steps with {kind} behind {depth} tokens", at, len(missing))
                 timed = steps.lookups(depth) if kind == "lookup" else steps.drafters(depth, series)
-                series |= timed
+                series.update(timed)
                 keep()
+
+    for kind in ("lookup", "drafters"):
+        depths = [depth for of, depth in missing if of == kind]
+        if depths:
+            progress(f"loading {plan.model.name}", 0, 0)
+            _free_memory()
+            measure_kind(kind, depths)  # a call, so that nothing holds its engine afterwards
     progress("steps", len(missing), len(missing))
 
 
