@@ -338,8 +338,8 @@ def _drafter_parts(shape: ModelShape, options: PlanOptions) -> list[PlanPart]:
     drafter = options.drafter
     if drafter is None:
         return []
-    # Logits as products, put together, and as powers that are added up.
-    logits = 3 * drafter.block_rows * shape.vocab_size * 4
+    # Logits in parts, added up, put together, and as powers that are added up.
+    logits = 5 * drafter.block_rows * shape.vocab_size * 4
     # Once where they are written, once as a forward of several sequences collects them.
     features = 2 * 2 * len(drafter.tap_layers) * shape.hidden_size * (PREFILL_ROWS + FEW_ROWS)
     moved = 2 * drafter.ring_bytes  # keys and values on their way to or from a stored prompt

@@ -1,9 +1,12 @@
 """The `model` commands on toy files and on the shape that comes along."""
 
 import json
+from dataclasses import replace
 
 import pytest
 
+from ragflash.bench.drafter_shape import DRAFTERS
+from ragflash.bench.make_model import write_model
 from ragflash.cli.hub import HubFile
 from ragflash.models.known_formats import known_format
 from tests.models.families import FAMILIES
@@ -25,6 +28,20 @@ def test_plan_prints_the_table_and_what_options_cost(run):
     assert "4.57 times less" in result.stdout
     assert "It fits" in result.stdout
     assert "--kv q8_0" in result.stdout
+
+
+def test_plan_counts_a_drafter(run, tmp_path):
+    toy = replace(
+        DRAFTERS["dflash-qwen35-27b"], hidden_size=256, ffn_size=256, num_heads=4, num_kv_heads=2
+    )
+    path = tmp_path / "drafter.gguf"
+    write_model(toy.file("toy"), path, seed=1, progress=lambda *_: None)
+    result = run("model", "plan", "qwen35-27b", "--drafter", str(path), "--json")
+    told = json.loads(result.stdout)
+    assert told["parts"]["drafter: keys and values"] == 18 * 256 * 5 * 2 * 2 * 128 * 2
+    assert "no drafter" in told["alternatives"]
+    refused = run("model", "plan", "qwen35-27b", "--drafter", str(tmp_path / "none.gguf"))
+    assert refused.exit_code != 0
 
 
 def test_plan_says_what_would_fit_when_it_does_not(run):
