@@ -1,14 +1,15 @@
 """Plain torch: products over views of pages, without a gather.
 
 How a sum is cut decides its last bits, so it is cut where pages end, wherever they lie: a prompt
-whose pages are scattered is computed as one whose pages are in a row. Scores stand token-first,
-`[Hkv, S, rows]`, since the product of many keys with few queries is fastest that way round; rows
-are taken in blocks, so that scores stay in the cache and a block reads no token that none of its
-rows sees.
+whose pages are scattered is computed as one whose pages are in a row. Rows are taken in blocks, so
+that scores stay in the cache and a block reads no token that none of its rows sees.
 
-A row alone, on a CPU, is bound by the number of calls and takes fewer: torch's attention with
-pages as its batch, whose results are then weighed by their sums of exponentials. It runs on one
-thread: on more, the last bits of a page depend on which others are computed beside it.
+On a CPU that is torch's attention with pages as its batch, whose results are then weighed by their
+sums of exponentials. Its threads have a buffer each, side by side; the last bits of a page depend
+on how its thread's is aligned, so several rows are filled up to a number at which all are alike. A
+row alone costs less on one thread than filled up. Windows that hide tokens, half precision and
+cards have products of their own here. Their scores stand token-first, `[Hkv, S, rows]`, since the
+product of many keys with few queries is fastest that way round.
 """
 
 from collections.abc import Iterator, Sequence
@@ -18,12 +19,15 @@ from functools import lru_cache
 from typing import TYPE_CHECKING
 
 import torch
+from torch.nn import functional
 
 from ragflash_kernels.parents import ancestors, depths
 
 if TYPE_CHECKING:
     from ragflash_kernels.paged_attention import QueryRows
 
+_flash = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
+_ALIKE_ROWS = 8  # so many rows of scores and mixture are whole lines of the processor's cache
 _ROW_BLOCK = 64  # 32 and 128 are up to a quarter slower for prefill of 512 rows
 
 
@@ -66,6 +70,16 @@ class _Block:
             return 0
         return max(0, self.rows.committed + min(self.depths) + 1 - self.window)
 
+    @property
+    def is_windowed(self) -> bool:
+        """Whether a row does not see the first token."""
+        return self.window is not None and max(self.oldest()) + self.begin > 0
+
+    @property
+    def num_common(self) -> int:
+        """Tokens before all rows."""
+        return self.rows.committed + (self.first if self.rows.parents is None else 0)
+
     def hidden(self) -> torch.Tensor:
         """Return `[rows, last tokens]`, which of the last tokens are on no path to a row."""
         parents = self.rows.parents
@@ -103,6 +117,8 @@ def paged_attention_reference(
             runs = _runs(rows.pages, block.begin, rows.committed + last, keys.shape[2])
             if rows.num_rows == 1 and q.is_cpu:
                 mixed.append(_attend_alone(q[at], keys, values, runs, scale))
+            elif q.is_cpu and q.dtype == torch.float32 and not block.is_windowed:
+                mixed.append(_attend_together(q[at], keys, values, block, scale))
             else:
                 mixed.append(_attend(q[at] * scale, keys, values, runs, block))
         start += rows.num_rows
@@ -131,31 +147,82 @@ def _attend_alone(
     runs: Sequence[_Run],
     scale: float,
 ) -> torch.Tensor:
-    """Return `[1, Hq, D]`, what one row of that shape mixes from all tokens of `runs`.
+    """Return `[1, Hq, D]`, what one row of that shape mixes from all tokens of `runs`."""
+    grouped = q.reshape(1, keys.shape[1], -1, q.shape[2])
+    with _one_thread():
+        parts = [_mix_pages(grouped, keys, values, run, scale) for run in runs]
+    return _joined(parts).to(q.dtype).reshape(q.shape)
+
+
+def _attend_together(
+    q: torch.Tensor,
+    keys: torch.Tensor,
+    values: torch.Tensor,
+    block: _Block,
+    scale: float,
+) -> torch.Tensor:
+    """Return `[rows, Hq, D]`, what the rows of a block mix of what they see.
+
+    Pages that all rows see whole are a batch; the tokens behind them, some of them hidden from
+    some rows, are one part, so that each row sees something of it.
+    """
+    num_rows, num_heads, head_dim = q.shape
+    num_kv_heads = keys.shape[1]
+    group = num_heads // num_kv_heads
+    grouped = q.view(num_rows, num_kv_heads, group, head_dim).transpose(0, 1).flatten(1, 2)[None]
+    padding = -(num_rows * group) % _ALIKE_ROWS
+    if padding:
+        grouped = functional.pad(grouped, (0, 0, 0, padding))
+    pages, page_tokens = block.rows.pages, keys.shape[2]
+    edge = block.num_common // page_tokens * page_tokens
+    whole = _runs(pages, 0, edge, page_tokens)
+    rest = _runs(pages, edge, block.rows.committed + block.last, page_tokens)
+    parts = [_mix_pages(grouped, keys, values, run, scale) for run in whole]
+    last_keys, last_values = (_side_by_side(pool, rest) for pool in (keys, values))
+    mask = _mask(block, last_keys.shape[2], group, padding)
+    parts.append(_flash(grouped, last_keys, last_values, scale=scale, attn_mask=mask))
+    mixed = _joined(parts)[:, : num_rows * group]
+    return mixed.view(num_kv_heads, num_rows, group, head_dim).transpose(0, 1).reshape(q.shape)
+
+
+def _side_by_side(pool: torch.Tensor, runs: Sequence[_Run]) -> torch.Tensor:
+    """Return `[1, Hkv, tokens, D]`."""
+    pages = [*_by_page(pool, runs)]
+    return (pages[0] if len(pages) == 1 else torch.cat(pages, dim=1))[None]
+
+
+@lru_cache(maxsize=8)  # all layers of a step ask the same
+def _mask(block: _Block, num_tokens: int, group: int, padding: int) -> torch.Tensor:
+    """Return `[1, 1, rows · group + padding, tokens]`: -inf for what is hidden, else 0."""
+    hidden = functional.pad(block.hidden().repeat_interleave(group, dim=0), (0, 0, 0, padding))
+    mask = torch.zeros(len(hidden), num_tokens)
+    mask[:, -hidden.shape[1] :].masked_fill_(hidden, float("-inf"))
+    return mask[None, None]
+
+
+def _mix_pages(
+    grouped: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, run: _Run, scale: float
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Attend with `[1, Hkv, rows, D]` to each page; see `_joined` for what it gives."""
+    mixed: tuple[torch.Tensor, torch.Tensor] = _flash(
+        grouped.expand(run.num_pages, -1, -1, -1),
+        keys[run.pages, :, run.places],
+        values[run.pages, :, run.places],
+        scale=scale,
+    )
+    return mixed
+
+
+def _joined(parts: Sequence[tuple[torch.Tensor, torch.Tensor]]) -> torch.Tensor:
+    """Return `[Hkv, rows, D]` of mixtures `[pages, Hkv, rows, D]` and sums of exponentials.
 
     A softmax over each page, then over their sums, is a softmax over all (Dao et al. 2022,
     arXiv:2205.14135).
     """
-    _, num_heads, head_dim = q.shape
-    num_kv_heads = keys.shape[1]
-    grouped = q.reshape(1, num_kv_heads, num_heads // num_kv_heads, head_dim)
-    with _one_thread():
-        parts = [
-            torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(
-                grouped.expand(run.num_pages, -1, -1, -1),
-                keys[run.pages, :, run.places],
-                values[run.pages, :, run.places],
-                scale=scale,
-            )
-            for run in runs
-        ]
-    mixed: torch.Tensor  # [pages, Hkv, group, D]
-    if sum(run.num_pages for run in runs) == 1:
-        mixed, _ = parts[0]
-    else:
-        mixed, sums = (torch.cat(same) for same in zip(*parts, strict=True))
-        mixed = (mixed * sums.softmax(dim=0).unsqueeze(-1)).sum(dim=0).to(q.dtype)
-    return mixed.reshape(q.shape)
+    mixed, sums = parts[0] if len(parts) == 1 else map(torch.cat, zip(*parts, strict=True))
+    if len(mixed) == 1:
+        return mixed[0]
+    return (mixed * sums.softmax(dim=0).unsqueeze(-1)).sum(dim=0)
 
 
 @contextmanager
