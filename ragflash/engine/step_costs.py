@@ -6,12 +6,13 @@ import torch
 
 from ragflash.engine.placed import Placed
 from ragflash.kvcache.allocator import pages_for
-from ragflash.models.contract import ForwardBatch, SequenceRows
+from ragflash.models.contract import ForwardBatch, GreedyModel, SequenceRows
 from ragflash.speculative.costs import StepCosts
 
 ROWS = (1, 2, 4, 8, 16, 21, 32)
 LENGTHS = (0, 4096, 32_768, 131_072)
 _CARD_RUNS, _HOST_RUNS = 3, 1
+_PLAIN_STEPS = 16
 
 
 def measure_step_costs(placed: Placed, *, most_rows: int) -> StepCosts:
@@ -33,8 +34,12 @@ def measure_step_costs(placed: Placed, *, most_rows: int) -> StepCosts:
         length: {num: min(_time(placed, num, length) for _ in range(runs)) for num in rows}
         for length in lengths
     }
-    placed.model.reset(0)
-    return StepCosts(measured)
+    model, share = placed.model, None
+    if isinstance(model, GreedyModel):
+        alone_ms, ahead_ms = (_time_plain(model, placed, goes_on=ahead) for ahead in (False, True))
+        share = min(1.0, ahead_ms / alone_ms)
+    model.reset(0)
+    return StepCosts(measured, share)
 
 
 @torch.inference_mode()
@@ -46,6 +51,20 @@ def _time(placed: Placed, num_rows: int, length: int) -> float:
     began_at = time.perf_counter()
     model.forward(batch, placed.pages).argmax(dim=-1).tolist()
     return 1000 * (time.perf_counter() - began_at)
+
+
+@torch.inference_mode()
+def _time_plain(model: GreedyModel, placed: Placed, *, goes_on: bool) -> float:
+    """Return the milliseconds of a step of plain decoding, with the next one begun early or not."""
+    model.reset(0)
+    token, began_at = 0, 0.0
+    for position in range(1, 2 + _PLAIN_STEPS):  # the first is begun by nobody
+        rows = SequenceRows(0, 1, position, pages=(0,), logit_rows=(0,))
+        batch = ForwardBatch(torch.tensor([token]), torch.tensor([position]), (rows,))
+        (token,) = model.forward_greedy(batch, placed.pages, goes_on=goes_on)
+        model.commit(0, (0,))
+        began_at = began_at or time.perf_counter()
+    return 1000 * (time.perf_counter() - began_at) / _PLAIN_STEPS
 
 
 def _batch(placed: Placed, num_rows: int, length: int) -> ForwardBatch:

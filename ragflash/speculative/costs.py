@@ -14,16 +14,20 @@ class StepCosts:
     Between measured rows and lengths they are interpolated, in steps of 64 tokens. A real step
     takes longer than its forward by what is done around it, and by what else the machine does: each
     measured number of rows has a factor that follows the newest steps of so many rows, or fewer
-    down to the next.
+    down to the next. So have plain steps that are begun before the token before them is known.
 
     Args:
         measured_ms: By length in tokens, then by rows; the same rows for every length.
+        ahead_share: Of a step of one row, what one takes that was begun early; `None` where none
+            is.
 
     Raises:
         ValueError: Nothing was measured, or not the same rows everywhere, or no time passed.
     """
 
-    def __init__(self, measured_ms: Mapping[int, Mapping[int, float]]) -> None:
+    def __init__(
+        self, measured_ms: Mapping[int, Mapping[int, float]], ahead_share: float | None = None
+    ) -> None:
         self._lengths = sorted(measured_ms)
         rows = {tuple(sorted(of_length)) for of_length in measured_ms.values()}
         if len(rows) != 1 or not min(rows):
@@ -36,6 +40,7 @@ class StepCosts:
         dense = [[_interpolate(self._rows, of, at) for at in range(most + 1)] for of in self._table]
         self._dense = dense
         self._factors = [1.0] * len(self._rows)
+        self._ahead = ahead_share
         self._numbers = [bisect_left(self._rows, at) for at in range(most + 1)]
         self._here: tuple[int, list[float]] = (-1, [])
 
@@ -49,11 +54,21 @@ class StepCosts:
         rows = min(rows, self._rows[-1])
         return self._behind(length)[rows] * self._factors[self._numbers[rows]]
 
+    def ahead_ms(self, length: int) -> float:
+        """Return what a step of one row takes in plain decoding: begun early, if any is."""
+        if self._ahead is None:
+            return self.step_ms(1, length)
+        return self._behind(length)[1] * self._ahead
+
     def observe(self, rows: int, length: int, ms: float) -> None:
         """Take a real step into account."""
-        ratio = min(ms / self.step_ms(rows, length), _MOST_OFF)
         number = self._numbers[min(rows, self._rows[-1])]
-        self._factors[number] *= 1 + _NEWEST_SHARE * (ratio - 1)
+        self._factors[number] *= _correction(ms / self.step_ms(rows, length))
+
+    def observe_ahead(self, length: int, ms: float) -> None:
+        """Take a real step of one row into account that was begun early."""
+        assert self._ahead is not None
+        self._ahead *= _correction(ms / self.ahead_ms(length))
 
     def _behind(self, length: int) -> list[float]:
         """Return the measured milliseconds of 0, 1, … rows behind a length."""
@@ -65,6 +80,10 @@ class StepCosts:
             costs = [_interpolate(self._lengths, column, length) for column in columns]
             self._here = bucket, costs
         return costs
+
+
+def _correction(ratio: float) -> float:
+    return 1 + _NEWEST_SHARE * (min(ratio, _MOST_OFF) - 1)
 
 
 def _interpolate(points: Sequence[int], values: Sequence[float], at: int) -> float:

@@ -25,12 +25,10 @@ KEEP_WIDTH = 0.97
 MOST_LOST = 0.03
 """Of the time that went by, what drafts may have lost."""
 
-LULL_STEPS = 32
-"""Steps without a draft after which the next is expected to be such a step, too."""
-
 _FIRST_DWELL, _LONGEST_DWELL = 16, 256
 _LOST_AT_FIRST_STEPS = 2.0
 _NEWEST_SHARE = 0.2
+_FIRST_TURN_RATE, _NEWEST_TURN_SHARE = 0.1, 0.1
 
 
 class Idle(StrEnum):
@@ -96,7 +94,11 @@ class _Offer:
 
 @dataclass(frozen=True, slots=True)
 class _Step:
-    """A step under way, of which `draft_ms` were taken by a source that costs time."""
+    """A step under way, of which `draft_ms` were taken by a source that costs time.
+
+    With `is_ahead` the step before expected no draft in it, so that it may have been begun early;
+    with a draft it waits for what was begun.
+    """
 
     began_at: float
     history: int
@@ -104,6 +106,7 @@ class _Step:
     kind: DraftKind | None
     width: int
     draft_ms: float
+    is_ahead: bool
 
 
 class AdaptiveDrafter:
@@ -132,7 +135,9 @@ class AdaptiveDrafter:
         self._clock = clock
         self._standings: dict[DraftKind, _Standing] = {}
         self._step: _Step | None = None
-        self._num_held = self._num_empty = 0
+        self._num_held = 0
+        self._turn_rate = _FIRST_TURN_RATE  # of steps without a draft, those before one with one
+        self._goes_on: bool | None = None  # what the newest empty draft said; `None` behind others
         self._passed_ms = self._lost_ms = self._draft_ms = 0.0
 
     def propose(self, history: Sequence[int], budget: int) -> Draft:
@@ -149,13 +154,12 @@ class AdaptiveDrafter:
             draft = Draft((), "none", reason=reason)
         else:
             draft = self._decide(best, history, budget, pending)
-        self._num_empty = 0 if len(draft) else self._num_empty + 1
-        if self._num_empty > LULL_STEPS:
-            draft = replace(draft, goes_on=True)
         kind = best.kind if best and len(draft) else None
-        self._step = _Step(now, len(history), pending, kind, len(draft), self._draft_ms)
+        is_ahead = pending == 1 and bool(self._goes_on)
+        width = len(draft)
+        self._step = _Step(now, len(history), pending, kind, width, self._draft_ms, is_ahead)
         self._num_held = 0
-        return draft
+        return replace(draft, goes_on=self._expect(len(history), is_empty=not width))
 
     def observe(self, draft: Draft, accepted: Sequence[int]) -> None:
         """See `Drafter`; every source is told, with an empty draft where it is not its own."""
@@ -187,22 +191,45 @@ class AdaptiveDrafter:
         if state:
             raise ValueError(f"{len(state)} bytes are left of a drafter's state")
 
+    def _expect(self, history: int, *, is_empty: bool) -> bool:
+        """Tell whether the next step is to be begun early, as one without a draft.
+
+        That saves what the step would wait for the host, and costs a plain step where it has a
+        draft after all.
+        """
+        if self._goes_on is not None:
+            self._turn_rate += _NEWEST_TURN_SHARE * ((not is_empty) - self._turn_rate)
+        self._goes_on = None
+        if is_empty:
+            rate, ahead_ms = self._turn_rate, self._costs.ahead_ms(history)
+            saved_ms = self._costs.step_ms(1, history) - ahead_ms
+            self._goes_on = rate * ahead_ms < (1 - rate) * saved_ms
+        return bool(self._goes_on)
+
     def _end_step(self, now: float, history: int) -> int:
         """Account for the last step; return the rows of the next one that are no draft."""
         step, self._step = self._step, None
         if step is None:
             return 1
         ms = 1000 * (now - step.began_at)
-        self._costs.observe(step.pending + step.width, step.history, ms - step.draft_ms)
+        if not step.is_ahead:
+            self._costs.observe(step.pending + step.width, step.history, ms - step.draft_ms)
+        elif not step.width:
+            self._costs.observe_ahead(step.history, ms)
         self._passed_ms += ms
         num_chosen = self._num_held + 1
         if step.width:
-            plain_ms = self._costs.step_ms(step.pending, step.history)
-            plain_ms += self._num_held * self._costs.step_ms(1, step.history)
+            plain_ms = self._plain_ms(step.pending, step.history)
+            plain_ms += self._num_held * self._costs.ahead_ms(step.history)
             self._lost_ms += ms - plain_ms
             self._lost_ms = max(self._lost_ms, -plain_ms)  # old gains do not pay for new losses
         num_forced = history - step.history - num_chosen
         return 1 + max(0, num_forced)
+
+    def _plain_ms(self, pending: int, length: int) -> float:
+        """Return what a step without a draft takes in plain decoding."""
+        costs = self._costs
+        return costs.ahead_ms(length) if pending == 1 else costs.step_ms(pending, length)
 
     def _offer(
         self, source: Source, history: Sequence[int], budget: int, pending: int
@@ -218,7 +245,7 @@ class AdaptiveDrafter:
         standing = self._standings.setdefault(kind, _Standing())
         expected = self._survival.expected(kind, source.depth(most))
         length = len(history)
-        plain_ms = self._costs.step_ms(pending, length)
+        plain_ms = self._plain_ms(pending, length)
 
         def gain(width: int) -> float:
             ms = self._costs.step_ms(pending + width, length) + standing.draft_ms

@@ -16,6 +16,8 @@ from ragflash.engine.request import (
     SamplingParams,
     ScoreRequest,
 )
+from ragflash.engine.placed import Placed
+from ragflash.engine.step_costs import measure_step_costs
 from ragflash.gguf.reader import GGUFFile
 from ragflash.kvcache.allocator import PageAllocator
 from ragflash.kvcache.grid import PageAllocators
@@ -116,6 +118,21 @@ def test_every_kind_of_request_gets_the_same_answer(path):
     with engine_of(path, chooses=True) as engine:
         assert answers(map(engine.complete, requests())) == expected
         engine.assert_pages_are_accounted_for()
+
+
+@pytest.mark.parametrize("chooses", [False, True])
+def test_plain_decoding_is_timed_as_it_runs(path, chooses):
+    with engine_of(path, chooses=chooses) as engine:
+        model = engine.runner._model
+        pages, allocators = model.placed
+        placed = Placed(model, pages, allocators, "cpu", "float32", lambda: None)
+        expected = answers(map(engine.complete, requests()[:1]))
+        costs = measure_step_costs(placed, most_rows=2)
+        assert answers(map(engine.complete, requests()[:1])) == expected
+    before = costs.ahead_ms(0)
+    assert 0 < before <= costs.step_ms(1, 0)
+    costs.observe(1, 0, 2 * costs.step_ms(1, 0))
+    assert (costs.ahead_ms(0) == before) == chooses, "else plain decoding is such steps"
 
 
 def test_requests_of_two_kinds_run_together(path):

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from ragflash.speculative.costs import StepCosts
 from ragflash.speculative.drafter import Draft
-from ragflash.speculative.policy import LULL_STEPS, AdaptiveDrafter, Idle, Source
+from ragflash.speculative.policy import AdaptiveDrafter, Idle, Source
 from ragflash.speculative.survival import DraftKind, Survival
 
 ROWS = (1, 2, 4, 8, 16, 21, 32)
@@ -49,10 +49,15 @@ class Always:
 
 @dataclass
 class World:
-    """Runs steps: `holds(step, position)` tells whether a drafted token is right."""
+    """Runs steps: `holds(step, position)` tells whether a drafted token is right.
+
+    With `ahead_ms` a plain step that was expected takes so long, and a draft that was not expected
+    waits for one.
+    """
 
     costs_ms: dict[int, float]
     holds: Callable[[int, int], bool]
+    ahead_ms: float | None = None
     now_ms: float = 0.0
     widths: list[int] = field(default_factory=list)
     reasons: list[str | None] = field(default_factory=list)
@@ -65,7 +70,8 @@ class World:
         return Source(drafter, lambda: kind, is_free=not options.get("draft_ms"))
 
     def run(self, sources, num_steps, survival=None, believed=None, budget=20):
-        self.table = StepCosts({0: believed or self.costs_ms})
+        share = None if self.ahead_ms is None else self.ahead_ms / self.costs_ms[1]
+        self.table = StepCosts({0: believed or self.costs_ms}, share)
         drafter = AdaptiveDrafter(
             sources, self.table, survival or Survival({}), clock=lambda: self.now_ms / 1000
         )
@@ -73,7 +79,11 @@ class World:
         exact = StepCosts({0: self.costs_ms})
         for step in range(num_steps):
             draft = drafter.propose(history, budget)
-            self.now_ms += exact.step_ms(1 + len(draft), 0)
+            is_expected = bool(self.lulls) and self.lulls[-1] and self.ahead_ms is not None
+            if is_expected:
+                self.now_ms += self.ahead_ms
+            if draft or not is_expected:
+                self.now_ms += exact.step_ms(1 + len(draft), 0)
             held = 0
             while held < len(draft) and self.holds(step, held):
                 held += 1
@@ -87,7 +97,7 @@ class World:
 
     @property
     def speedup(self):
-        return self.num_tokens * self.costs_ms[1] / self.now_ms
+        return self.num_tokens * (self.ahead_ms or self.costs_ms[1]) / self.now_ms
 
 
 def test_right_drafts_are_as_wide_as_pays():
@@ -190,15 +200,51 @@ def test_nothing_found_is_said():
     assert world.reasons == [Idle.NOTHING_FOUND] * 3
 
 
-def test_a_lull_is_expected_to_go_on_until_something_is_found():
-    world = World(FLAT, lambda step, position: True)
+@pytest.mark.parametrize(("ahead_ms", "is_begun"), [(6.0, True), (9.5, False), (None, False)])
+def test_a_plain_step_is_begun_early_where_that_saves_more_than_it_risks(ahead_ms, is_begun):
+    world = World(FLAT, lambda step, position: True, ahead_ms)
+    world.run([world.source(num_tokens=0)], 5)
+    assert world.lulls == [is_begun] * 5
+
+
+def test_the_longer_nothing_is_found_the_less_is_risked():
+    world = World(FLAT, lambda step, position: True, 9.5)
+    world.run([world.source(num_tokens=0)], 40)
+    assert world.lulls == sorted(world.lulls)
+    assert world.lulls[-1]
+
+
+def test_drafts_that_come_and_go_are_not_waited_for_in_vain():
+    chance = random.Random(7)
+    world = World(FLAT, lambda step, position: True, 6.0)
     found = world.source()
-    found.drafter.num_tokens = 0
-    world.run([found], 40)
-    assert world.lulls == [False] * LULL_STEPS + [True] * 8
-    world = World(FLAT, lambda step, position: True)
-    world.run([world.source()], 40)
-    assert not any(world.lulls)
+
+    def comes_and_goes(history, budget):
+        return Draft((7,) * (budget if chance.random() < 0.7 else 0), "lookup")
+
+    found.drafter.propose = comes_and_goes
+    world.run([found], 400)
+    empty = [lull for lull, width in zip(world.lulls, world.widths, strict=True) if not width]
+    assert not any(empty[40:])
+    assert world.speedup > 4
+
+
+def test_wrong_drafts_lose_next_to_nothing_beside_steps_that_are_begun_early():
+    chance = random.Random(9)
+    world = World(FLAT, lambda step, position: False, 6.0)
+    found = world.source()
+    found.drafter.propose = lambda history, budget: Draft(
+        (7,) * (budget if chance.random() < 0.3 else 0), "lookup"
+    )
+    world.run([found], 1000)
+    assert world.speedup > 0.95
+
+
+def test_drafts_must_beat_steps_that_are_begun_early():
+    world = World(FLAT, lambda step, position: position < 1, 5.0)
+    world.run([world.source()], 1000)
+    assert world.reasons.count(Idle.NO_GAIN) > 800, "2 tokens in 10.3 ms are 5.2 ms each"
+    assert world.speedup > 0.95
 
 
 def test_what_was_learned_of_a_document_is_there_for_the_next_question():
