@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from ragflash.engine.constraint import Choice, Free
+from ragflash.engine.placed import Placed
 from ragflash.engine.request import (
     DraftMode,
     FinishReason,
@@ -16,7 +17,6 @@ from ragflash.engine.request import (
     SamplingParams,
     ScoreRequest,
 )
-from ragflash.engine.placed import Placed
 from ragflash.engine.step_costs import measure_step_costs
 from ragflash.gguf.reader import GGUFFile
 from ragflash.kvcache.allocator import PageAllocator
