@@ -18,7 +18,7 @@ from ragflash.speculative.drafter import Draft
 from ragflash.speculative.lookup import LookupDrafter, SourceIndex
 from tests.bench.test_make_model import write_toy
 
-DEPTHS = (0, 300)
+DEPTHS = (100,)
 BEGUN = {"command": "bench", "date": "today", "commit": "abc", "load_1m": 0.5}
 DRAFTER = replace(
     DRAFTERS["dflash-qwen35-27b"],
@@ -45,14 +45,9 @@ def kept(plan):
     return [json.loads(json.dumps(build("drafting", BEGUN, one))) for one in kept]
 
 
-def test_lookups_come_first_and_each_depth_is_kept(kept):
+def test_lookups_come_first_and_each_row_is_kept(kept):
     missing = [[row for row in result["missing"] if row.startswith("large_")] for result in kept]
-    assert missing == [
-        ["large_lookup_300", "large_drafters_0", "large_drafters_300"],
-        ["large_drafters_0", "large_drafters_300"],
-        ["large_drafters_300"],
-        [],
-    ]
+    assert missing == [["large_drafters_100"], []]
     assert kept[0]["model"] is None
     assert kept[0]["parameters"]["large"]["model"] == "toy.gguf"
 
@@ -92,22 +87,23 @@ def test_a_later_run_goes_on_with_the_depths_that_lack(kept, plan):
     assert nothing.parameters["projected"] == kept[-1]["parameters"]["projected"]
     other = replace(whole, large=replace(plan, drafter=None, steps=2))
     with pytest.raises(Conflict, match="steps 1 there, 2 here"):
-        drafting.measure(other, pytest.fail, lambda *_: None, begun=BEGUN, earlier=kept[2])
+        drafting.measure(other, pytest.fail, lambda *_: None, begun=BEGUN, earlier=kept[0])
 
 
 def test_projections_follow_from_the_samples_in_the_file(kept):
     parameters = kept[-1]["parameters"]
     assert project(read_series(kept[-1]), parameters["rows"]) == parameters["projected"]
-    sources = [row["source"] for row in parameters["projected"] if row["depth"] == 300]
+    sources = [row["source"] for row in parameters["projected"] if row["depth"] == 100]
     assert sources == 6 * ["mtp4"] + 4 * ["dflash"] + 3 * ["tree"]
     assert all(row["projected"] is True for row in parameters["projected"])
 
 
 def test_a_model_without_drafters_has_lookups_alone(tmp_path):
     model = write_toy(tmp_path / "toy.gguf")
-    plan = draft_steps.Plan(model=model, depths=(0,))
-    assert draft_steps.rows_missing(plan, ()) == [("lookup", 0)]
-    assert draft_steps.rows_missing(plan, ["verify16_with_draft_ms_depth0"]) == []
+    plan = draft_steps.Plan(model=model, depths=(0, 9))
+    assert draft_steps.rows_missing(plan, ()) == [("lookup", 0), ("lookup", 9)]
+    lacking = draft_steps.rows_missing(plan, ["verify16_with_draft_ms_depth0"])
+    assert lacking == [("lookup", 9)]
 
 
 def test_the_lookup_follows_a_copy_while_known_tokens_are_proposed():

@@ -22,7 +22,7 @@ ROOT = Path(__file__).parents[2]
 RESULT = ROOT / "docs/results/drafting.json"
 PROSE = "Seals are replaced every year; the pressure is kept at 16 bar. " * 60
 ROWS = (("copy", 600), ("free", 600))
-SIZES = Sizes(output_tokens=dict.fromkeys(TASKS, 10), question_tokens=250, list_rows=3)
+SIZES = Sizes(output_tokens=dict.fromkeys(TASKS, 6), question_tokens=250, list_rows=3)
 PLAN = drafting.Plan(prose=PROSE, rows=ROWS, sizes=SIZES)
 BEGUN = {"command": "bench", "date": "today", "commit": "abc", "load_1m": 0.5}
 SOURCES = {"lookup", "tree", "auto"}
@@ -68,13 +68,13 @@ def test_every_row_has_every_source_against_plain_decoding(results):
             rows = series[f"{task}_{context}_{source}_rows_per_step"]
             assert all(1 <= value <= 8 for value in (*steps.values, *rows.values))
     for row in results[-1]["parameters"]["rows"]:
-        assert row["output_tokens"] == 10
+        assert row["output_tokens"] == 6
         assert row["same_output"] == dict.fromkeys(("off", *SOURCES), True)
         assert 400 <= row["prompt_tokens"] <= 600
         for source in SOURCES:
             count = row["drafts"][source]
             (per_step,) = {*series[f"{row['task']}_600_lookup_tokens_per_step"].values}
-            assert source != "lookup" or 9 / count["steps"] == per_step
+            assert source != "lookup" or 5 / count["steps"] == per_step
 
 
 def test_what_there_is_is_kept_after_every_row(results):
