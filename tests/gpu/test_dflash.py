@@ -21,6 +21,8 @@ from ragflash.models.dflash import Candidates, DraftSequence, Target, load_draft
 from ragflash.models.dflash.device import DeviceDFlash, DeviceSequence
 from ragflash.models.dflash.paged_ring import PagedRings
 from ragflash.models.shapes import model_shape
+from tests.gpu.conftest import find_model
+from tests.gpu.test_mtp import write_model
 from tests.models.toy_files import write_gguf
 
 HIDDEN, HEADS, KV_HEADS, HEAD_DIM, FFN, VOCAB, LAYERS = 1024, 16, 4, 128, 2048, 512, 3
@@ -44,35 +46,43 @@ METADATA = {
     "selector_rank": RANK,
     "selector_top_k": TOP_K,
 }
-SHAPES = {
-    "fc.weight": (HIDDEN, len(TAPS) * HIDDEN),
-    "hidden_norm.weight": (HIDDEN,),
-    "output_norm.weight": (HIDDEN,),
-    "selector_hidden.weight": (RANK, HIDDEN),
-    "selector_predecessor.weight": (VOCAB, RANK),
-    "selector_successor.weight": (VOCAB, RANK),
-}
-LAYER_SHAPES = {
-    "attn_norm.weight": (HIDDEN,),
-    "ffn_norm.weight": (HIDDEN,),
-    "attn_q.weight": (HEADS * HEAD_DIM, HIDDEN),
-    "attn_k.weight": (KV_HEADS * HEAD_DIM, HIDDEN),
-    "attn_v.weight": (KV_HEADS * HEAD_DIM, HIDDEN),
-    "attn_output.weight": (HIDDEN, HEADS * HEAD_DIM),
-    "attn_q_norm.weight": (HEAD_DIM,),
-    "attn_k_norm.weight": (HEAD_DIM,),
-    "ffn_gate.weight": (FFN, HIDDEN),
-    "ffn_up.weight": (FFN, HIDDEN),
-    "ffn_down.weight": (HIDDEN, FFN),
-    "attn_conv_base": (2, 2, HIDDEN),
-    "attn_conv_proj.weight": (HIDDEN // 4, HIDDEN),
-    "ffn_conv_base": (2, 2, HIDDEN),
-    "ffn_conv_proj.weight": (HIDDEN // 4, HIDDEN),
-}
-
-
 NEAR = 0.5  # nats between the likeliest token and another that may take its place
 DOCUMENT = "The seals are replaced every year, and the pressure is kept at 16 bar. " * 40
+
+
+def shapes(hidden: int, vocab_size: int) -> dict[str, tuple[int, ...]]:
+    """Tensors of a drafter for a target of some width."""
+    queries, keys = HEADS * HEAD_DIM, KV_HEADS * HEAD_DIM
+    of_layer = {
+        "attn_norm.weight": (hidden,),
+        "ffn_norm.weight": (hidden,),
+        "attn_q.weight": (queries, hidden),
+        "attn_k.weight": (keys, hidden),
+        "attn_v.weight": (keys, hidden),
+        "attn_output.weight": (hidden, queries),
+        "attn_q_norm.weight": (HEAD_DIM,),
+        "attn_k_norm.weight": (HEAD_DIM,),
+        "ffn_gate.weight": (FFN, hidden),
+        "ffn_up.weight": (FFN, hidden),
+        "ffn_down.weight": (hidden, FFN),
+        "attn_conv_base": (2, 2, hidden),
+        "attn_conv_proj.weight": (hidden // 4, hidden),
+        "ffn_conv_base": (2, 2, hidden),
+        "ffn_conv_proj.weight": (hidden // 4, hidden),
+    }
+    return {
+        "fc.weight": (hidden, len(TAPS) * hidden),
+        "hidden_norm.weight": (hidden,),
+        "output_norm.weight": (hidden,),
+        "selector_hidden.weight": (RANK, hidden),
+        "selector_predecessor.weight": (vocab_size, RANK),
+        "selector_successor.weight": (vocab_size, RANK),
+        **{
+            f"blk.{layer}.{name}": shape
+            for layer in range(LAYERS)
+            for name, shape in of_layer.items()
+        },
+    }
 
 
 def random(shape: tuple[int, ...], generator: torch.Generator) -> torch.Tensor:
@@ -88,12 +98,7 @@ def generator() -> torch.Generator:
 
 @pytest.fixture(scope="module")
 def path(generator, tmp_path_factory):
-    shapes = SHAPES | {
-        f"blk.{layer}.{name}": shape
-        for layer in range(LAYERS)
-        for name, shape in LAYER_SHAPES.items()
-    }
-    tensors = {name: random(shape, generator) for name, shape in shapes.items()}
+    tensors = {name: random(shape, generator) for name, shape in shapes(HIDDEN, VOCAB).items()}
     folder = tmp_path_factory.mktemp("drafter")
     return write_gguf(folder / "d.gguf", "qwen35-dflash-draft", METADATA, tensors, quantized=True)
 
@@ -167,20 +172,17 @@ def test_captured_passes_draft_what_the_layers_draft(path, num_tokens, device):
 
 
 def write_for(target, path):
-    """Write a random drafter with the block, heads and taps of `METADATA` for a real model."""
+    """Write a random drafter with the block and heads of `METADATA` for another model."""
     with GGUFFile.open(target) as file:
         hidden, vocab_size = model_shape(file).hidden_size, model_shape(file).vocab_size
-    sizes = {HIDDEN: hidden, len(TAPS) * HIDDEN: len(TAPS) * hidden, VOCAB: vocab_size}
-    sizes |= {HIDDEN // 4: hidden // 4}
-    generator, tensors = torch.Generator().manual_seed(4), {}
-    of_layers = {
-        f"blk.{layer}.{name}": shape
-        for layer in range(LAYERS)
-        for name, shape in LAYER_SHAPES.items()
+    generator = torch.Generator().manual_seed(4)
+    of_drafter = shapes(hidden, vocab_size).items()
+    tensors = {name: random(shape, generator) for name, shape in of_drafter}
+    told = METADATA | {
+        "embedding_length": hidden,
+        "dflash.mask_token_id": vocab_size - 1,
+        "dflash.target_layer_ids": [1, 2],
     }
-    for name, shape in (SHAPES | of_layers).items():
-        tensors[name] = random(tuple(sizes.get(size, size) for size in shape), generator)
-    told = METADATA | {"embedding_length": hidden, "dflash.mask_token_id": vocab_size - 1}
     return write_gguf(path, "qwen35-dflash-draft", told, tensors, quantized=True)
 
 
@@ -208,16 +210,18 @@ def gap_of(plain, found) -> float:
 
 
 @pytest.mark.parametrize("exact", [True, False])
+@pytest.mark.parametrize("name", ["smollm2", "qwen35"])
 def test_an_engine_writes_what_it_writes_without_drafts(
-    exact, smollm2_path, tmp_path, device, is_small
+    name, exact, request, tmp_path, device, is_small
 ):
     """Chains bit for bit in exact mode; else, and in trees, up to near ties."""
     if is_small:
         pytest.skip("a CPU has no exact mode")
-    given = DrafterOptions(file=write_for(smollm2_path, tmp_path / "drafter.gguf"))
+    target = find_model(name, request) if name == "smollm2" else write_model(tmp_path)
+    given = DrafterOptions(file=write_for(target, tmp_path / "drafter.gguf"))
     with closing(
         start_engine(
-            smollm2_path, device=device, context_tokens=4096, max_slots=2, exact=exact,
+            target, device=device, context_tokens=4096, max_slots=2, exact=exact,
             drafts=True, row_drafters=given,
         )
     ) as client:  # fmt: skip
@@ -230,5 +234,5 @@ def test_an_engine_writes_what_it_writes_without_drafts(
     if exact:
         assert chain.token_ids == plain.token_ids
     gaps = [gap_of(plain, found) for found in (chain, tree, auto)]
-    print(f"exact {exact}: gaps of chain, tree and auto {gaps}")
+    print(f"{name}, exact {exact}: gaps of chain, tree and auto {gaps}")
     assert max(gaps) < NEAR

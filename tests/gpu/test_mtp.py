@@ -89,8 +89,8 @@ NEXTN = {
 TEXT = Text.random(300, len(TOKENS), HIDDEN)
 
 
-@pytest.fixture(scope="module")
-def path(tmp_path_factory) -> Path:
+def write_model(folder: Path) -> Path:
+    """Write a model with random weights and a block."""
     generator = torch.Generator().manual_seed(1)
     shapes = {
         "token_embd.weight": (len(TOKENS), HIDDEN),
@@ -110,10 +110,14 @@ def path(tmp_path_factory) -> Path:
     for name, values in tensors.items():
         if name.endswith("ssm_a"):
             values.neg_()  # a decay
-    folder = tmp_path_factory.mktemp("mtp")
     return write_gguf(
         folder / "toy.gguf", "qwen35", METADATA, tensors, quantized=True, tokenizer=True
     )
+
+
+@pytest.fixture(scope="module")
+def path(tmp_path_factory) -> Path:
+    return write_model(tmp_path_factory.mktemp("mtp"))
 
 
 @pytest.fixture(scope="module")
