@@ -40,7 +40,8 @@ class Case:
 
     def expected(self) -> tuple[torch.Tensor, torch.Tensor]:
         """Q, and the pool, by a loop in float64."""
-        heads = [columns.sum().double().unflatten(1, (columns.width // self.head_dim, self.head_dim))
+        dim = self.head_dim
+        heads = [columns.sum().double().unflatten(1, (columns.width // dim, dim))
                  for columns in (self.q, self.k, self.v)]  # fmt: skip
         for i, norm in enumerate(self.norms):
             if norm is not None:
