@@ -9,9 +9,11 @@ import json
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
+import torch
 
 from ragflash.engine.client import EngineClient
 from ragflash.engine.constraint import Grammar, GrammarDialect, QuoteFrom, Quoting
@@ -24,6 +26,7 @@ from tests.engine.drafted import request, start, write_drafter, write_target, wr
 from tests.engine.toys import StubDrafter
 from tests.engine.trees import wild_tree
 from tests.models.families import FAMILIES
+from tests.models.forwards import batch_of, load, poisoned_pages
 from tests.models.toy_files import TOKENS
 
 DOCUMENT = 'Seals: 16 bar. {"name": "seal", "pages": [1, 2], "sure": true} Seals last a year. ' * 2
@@ -120,6 +123,8 @@ class Bench:
 
 
 COPIES = {"lookup", "lookup_output"}
+LETTERS = [TOKENS.index(letter) for letter in "abcde"]
+CRITICAL = 45.31  # chi-square at p = 0.001 with 20 degrees of freedom: 5 letters, 5 after each
 SOURCES: dict[str, tuple[str, DraftMode, set[str]]] = {  # engine, mode, who may draft
     "chain": ("stub", DraftMode.AUTO, {"stub"}),
     "tree": ("stub", DraftMode.AUTO, {"wild"}),
@@ -178,6 +183,20 @@ def bench(truth, tmp_path_factory) -> Iterator[Callable[..., Bench]]:
         yield bench
 
 
+@pytest.fixture(scope="module")
+def memoryless(truth, tmp_path_factory) -> Iterator[Bench]:
+    """A model in which a token alone decides what follows it, asked to write five letters."""
+    folder = tmp_path_factory.mktemp("memoryless")
+    path, drafter = write_with_mtp(folder / "toy", is_right=True), write_drafter(folder / "drafter")
+    bias = tuple((token, 50.0) for token in LETTERS)
+    tasks = [
+        {"sampling": SamplingParams(temperature=1.0, seed=at, logit_bias=bias), "max_tokens": 60}
+        for at in range(15)
+    ]
+    with ExitStack() as stack:
+        yield Bench(path, drafter, truth, stack, tasks=tasks)
+
+
 def chain(truth: Truth) -> StubDrafter:
     return StubDrafter(lambda history, budget: truth.mend(history, [0] * min(budget, 7)))
 
@@ -201,20 +220,22 @@ def assert_equal(found: Finished, plain: Finished) -> None:
         )
 
 
-def assert_same_answers(here: Bench, name: str) -> None:
-    (kind, mode, permitted), counts = SOURCES[name], list[DraftCount]()
+def assert_same_answers(here: Bench, name: str) -> list[Finished]:
+    (kind, mode, permitted), counts, answers = SOURCES[name], list[DraftCount](), list[Finished]()
     if kind == "stub":
         here.stub = chain(here.truth) if name == "chain" else tree(here.truth)
     for number in range(len(here.tasks)):
         plain = here.plain(number)
         found = here.ask(kind, number, mode)
         assert_equal(found, plain)
+        answers.append(found)
         counts += found.timings.drafts
     assert {count.source for count in counts} <= permitted
     drafted, accepted = (
         sum(getattr(count, what) for count in counts) for what in ("drafted", "accepted")
     )
     assert 0 < accepted < drafted
+    return answers
 
 
 def cases(firsts: Iterable[str], quick: dict[str, Sequence[str]]) -> list:
@@ -244,3 +265,23 @@ def test_packed_keys_and_values_change_nothing_either(bench, kv_format, name):
     here = bench("qwen35", kv_format)
     assert_same_answers(here, name)
     assert here.expected[0].usage.prompt_tokens > 3 * PAGE_TOKENS
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1800)
+@pytest.mark.parametrize("name", SOURCES)
+def test_sampled_answers_keep_their_distribution(memoryless, name):
+    found = assert_same_answers(memoryless, name)
+    followed = torch.zeros(len(TOKENS), len(TOKENS))
+    for answer in found:
+        for pair in pairwise(answer.token_ids):
+            followed[pair] += 1
+    followed = followed[LETTERS][:, LETTERS]
+    assert followed.sum() == sum(len(answer.token_ids) - 1 for answer in found)
+    model = load(memoryless.path)
+    logits = []
+    for letter in LETTERS:
+        model.reset(0)
+        logits.append(model.forward(batch_of([letter], 0), poisoned_pages(model))[0, LETTERS])
+    expected = torch.stack(logits).softmax(dim=-1) * followed.sum(dim=-1, keepdim=True)
+    assert float(((followed - expected).square() / expected).sum()) < CRITICAL

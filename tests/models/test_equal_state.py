@@ -101,8 +101,11 @@ def test_layers(layers, name, seed):
 
 @pytest.mark.parametrize(("name", "seed"), cases(LOWERED, "qwen35"))
 def test_programmes_of_a_card(programmes, name, seed):
-    """Keys and values are float16, and rows that differ in its last bit may round otherwise."""
-    assert_left_as_by_decoding(*programmes(name), seed, 0.02)
+    """Rows are on a grid there: one that differs in its last bit may round otherwise.
+
+    That is a share of 0.02 at most, also of chains; a row of another path is one of 0.2 and more.
+    """
+    assert_left_as_by_decoding(*programmes(name), seed, 0.06)
 
 
 @pytest.mark.parametrize(("name", "part"), [("gemma3", "pages"), ("qwen35", "state")])

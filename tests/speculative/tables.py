@@ -9,8 +9,6 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cache
 from itertools import count
-from types import SimpleNamespace
-from unittest.mock import patch
 
 import numpy as np
 import torch
@@ -72,11 +70,11 @@ class Drafting:
     told: tuple[RowDrafter, ...] = ()
 
 
-class TableSequence:
-    """In the place of `DraftSequence`: a slot's distribution follows from the one before it."""
+class TableContext:
+    """In the place of `DraftContext`: a slot's distribution follows from the one before it."""
 
-    def __init__(self, model: object, ring_tokens: int) -> None:
-        self.position = 0
+    most_tokens = 7
+    position = 0
 
     def truncate(self, position: int) -> None:
         self.position = position
@@ -106,16 +104,24 @@ def lookup(prompt: Sequence[int], *, has_branches: bool) -> LookupDrafter:
     return LookupDrafter((INDEX,), prompt, has_branches=has_branches)
 
 
+class TableBlock:
+    """In the place of `MtpRunner`."""
+
+    nothing = torch.zeros(1, VOCAB)
+
+    def absorb(self, before: torch.Tensor, token_ids: Sequence[int], rows: int) -> None:
+        assert len(before) == len(token_ids) == rows
+
+    def draft(self, carried: torch.Tensor, newest: int, rows: int) -> list[int]:
+        return likeliest([newest], rows)
+
+
 def mtp() -> MtpDrafter:
-    head = SimpleNamespace(
-        hidden_norm=SimpleNamespace(weight=torch.zeros(VOCAB)), logits=lambda rows: rows
-    )
-    return MtpDrafter(head, lambda hidden, token_ids, position: GUESSED[token_ids], torch.float32)
+    return MtpDrafter(TableBlock(), lambda position, num_rows: num_rows)
 
 
 def dflash() -> DFlashDrafter:
-    with patch("ragflash.speculative.dflash.DraftSequence", TableSequence):
-        return DFlashDrafter(SimpleNamespace(config=SimpleNamespace(block_size=8)))
+    return DFlashDrafter(TableContext())
 
 
 def likeliest(history: Sequence[int], num_tokens: int) -> list[int]:

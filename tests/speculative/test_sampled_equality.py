@@ -93,6 +93,7 @@ def probabilities() -> np.ndarray:
 
 @pytest.mark.parametrize("name", SOURCES)
 @pytest.mark.parametrize("num_tokens", [2_000, pytest.param(200_000, marks=pytest.mark.slow)])
+@pytest.mark.timeout(1800)
 def test_sampled_text_keeps_its_distribution(name, num_tokens):
     run = Run(name, num_tokens)
     assert run.chi_square() < CRITICAL
