@@ -89,6 +89,7 @@ class EngineCore:
         self._files = files
         self._totals = Totals()
         self._dropped: set[str] = set()
+        self._unsent: list[tuple[Job, Event]] = []
 
     @property
     def is_idle(self) -> bool:
@@ -144,17 +145,21 @@ class EngineCore:
         self._scheduler.add(sequence)
 
     def step(self) -> None:
-        """Advance every running sequence by one forward."""
+        """Advance every running sequence by one forward.
+
+        Who waits for events takes this process's time, so a model elsewhere goes on first.
+        """
         self._drop_cancelled()
         self._admit()
         step = [self._draft(planned) for planned in self._scheduler.plan()]
-        if not step:
-            return
-        predicted = self._runner.forward(step)
-        paths = self._verify_and_sample(step, predicted)
-        for rows, path in zip(step, paths, strict=True):
-            self._commit(rows, path)
-            self._emit(rows.sequence)
+        if step:
+            predicted = self._runner.forward(step, self._tell)
+            paths = self._verify_and_sample(step, predicted)
+            for rows, path in zip(step, paths, strict=True):
+                self._commit(rows, path)
+                self._emit(rows.sequence)
+        if self.is_idle or not (step and self._runner.is_elsewhere):
+            self._tell()
 
     def drop_source(self, source_id: str) -> int:
         """Forget stored segments with text of a document, and never store one again.
@@ -170,6 +175,7 @@ class EngineCore:
         """End every request in flight by an error; the engine is not used afterwards."""
         for sequence in [*self._scheduler]:
             self._retire(sequence, sequence.fail(error))
+        self._tell()
         if self._files is not None:
             self._files.close()
 
@@ -337,7 +343,13 @@ class EngineCore:
     def _send(self, sequence: Sequence, events: Run[Event]) -> None:
         for event in events:
             self._totals.count(event)
-            sequence.job.emit(event)
+            self._unsent.append((sequence.job, event))
+
+    def _tell(self) -> None:
+        """Send the events that were kept until now."""
+        unsent, self._unsent = self._unsent, []
+        for job, event in unsent:
+            job.emit(event)
 
 
 def _logprob(logits: torch.Tensor, target: Run[int]) -> float:

@@ -5,7 +5,7 @@ every request after it.
 """
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from collections.abc import Sequence as Run
 from dataclasses import dataclass
 from functools import partial
@@ -132,11 +132,13 @@ class RowDrafting:
         self._keep(computed, batch)
         return computed.logits
 
-    def forward_greedy(self, batch: ForwardBatch, *, goes_on: bool) -> list[int]:
+    def forward_greedy(
+        self, batch: ForwardBatch, *, goes_on: bool, meanwhile: Callable[[], None]
+    ) -> list[int]:
         """See `GreedyModel.forward_greedy`; the model is one, and rows are kept as by `forward`."""
         assert self._greedy is not None
         computed = self._greedy.forward_greedy_tapped(
-            batch, self._pages, self._tap_layers, goes_on=goes_on
+            batch, self._pages, self._tap_layers, goes_on=goes_on, meanwhile=meanwhile
         )
         self._keep(computed, batch)
         return computed.tokens

@@ -1,6 +1,6 @@
 """The model and its pages: the only place where the engine touches either."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from collections.abc import Sequence as Run
 from typing import cast
 
@@ -49,26 +49,38 @@ class Runner:
         self.num_forwards = 0
         self.num_rows = 0
 
+    @property
+    def is_elsewhere(self) -> bool:
+        """Whether the model computes while this thread does something else."""
+        return self._greedy is not None
+
     @torch.inference_mode()
-    def forward(self, step: Run[Rows]) -> Predicted:
+    def forward(self, step: Run[Rows], meanwhile: Callable[[], None] = lambda: None) -> Predicted:
         """Compute the rows of a step; return what its wanted rows predict, in order.
 
         Tokens come from a model that can choose them, if no sequence needs logits; else logits
         without those beyond the tokenizer's vocabulary, which some files are padded with.
+
+        Args:
+            step: Rows of all sequences.
+            meanwhile: Called once; while the rows are computed, where that is elsewhere.
         """
         batch = build_batch(step, self._device)
         self.num_forwards += 1
         for rows in step:
             self.num_rows += len(rows.token_ids)
             rows.sequence.counters.forward_rows += len(rows.token_ids)
+        told = self._row_drafting
         if self._greedy is not None and all(map(_is_greedy, step)):
             goes_on = all(map(_goes_on, step))
-            if self._row_drafting is not None:
-                return self._row_drafting.forward_greedy(batch, goes_on=goes_on)
-            return self._greedy.forward_greedy(batch, self._pages, goes_on=goes_on)
-        if self._row_drafting is not None:
-            return self._row_drafting.forward(batch)[:, : self._vocab_size]
-        return self._model.forward(batch, self._pages)[:, : self._vocab_size]
+            if told is not None:
+                return told.forward_greedy(batch, goes_on=goes_on, meanwhile=meanwhile)
+            return self._greedy.forward_greedy(
+                batch, self._pages, goes_on=goes_on, meanwhile=meanwhile
+            )
+        logits = self._model.forward(batch, self._pages) if told is None else told.forward(batch)
+        meanwhile()
+        return logits[:, : self._vocab_size]
 
     def commit(self, rows: Rows, path: Run[int]) -> None:
         """Make rows of the last forward, a path, part of a sequence; pack what got old by it."""

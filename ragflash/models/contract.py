@@ -6,7 +6,7 @@ only `commit` makes rows part of a sequence. Prefill, decode and draft verificat
 call with other row counts.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol, runtime_checkable
 
@@ -162,7 +162,12 @@ class GreedyModel(Model, Protocol):
     """A model that also picks the likeliest tokens where it runs."""
 
     def forward_greedy(
-        self, batch: ForwardBatch, pages: KVPages, *, goes_on: bool = False
+        self,
+        batch: ForwardBatch,
+        pages: KVPages,
+        *,
+        goes_on: bool = False,
+        meanwhile: Callable[[], None] = lambda: None,
     ) -> list[int]:
         """As `forward`, but return where the first largest logit of each wanted row is.
 
@@ -172,6 +177,7 @@ class GreedyModel(Model, Protocol):
             goes_on: The caller expects to commit all rows and to ask for these tokens' rows next.
                 It may do otherwise: a model that begins with them leaves everything as it was but
                 rows behind the committed ones.
+            meanwhile: Called once, when the rows are being computed and nothing was waited for.
         """
 
 
@@ -195,5 +201,6 @@ class GreedyTappedModel(GreedyModel, TappedModel, Protocol):
         tap_layers: Sequence[int],
         *,
         goes_on: bool = False,
+        meanwhile: Callable[[], None] = lambda: None,
     ) -> TappedTokens:
         """As `forward_greedy`, and keep rows as `forward_tapped` does."""

@@ -1,6 +1,8 @@
 """Tokens chosen where the model runs are those that the engine chooses from logits."""
 
 import string
+import threading
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
@@ -11,7 +13,9 @@ import torch
 from ragflash.engine.constraint import Choice, Free
 from ragflash.engine.placed import Placed
 from ragflash.engine.request import (
+    Delta,
     DraftMode,
+    Finished,
     FinishReason,
     GenerateRequest,
     SamplingParams,
@@ -133,6 +137,29 @@ def test_plain_decoding_is_timed_as_it_runs(path, chooses):
     assert 0 < before <= costs.step_ms(1, 0)
     costs.observe(1, 0, 2 * costs.step_ms(1, 0))
     assert (costs.ahead_ms(0) == before) == chooses, "else plain decoding is such steps"
+
+
+def test_events_are_sent_while_the_model_computes(path, monkeypatch):
+    gate, told = threading.Event(), []
+    with engine_of(path, chooses=True, gate=gate) as engine:
+        _, events = engine.submit(requests()[0])
+        forward = engine.runner._greedy.forward_greedy
+
+        def watched(batch, pages, *, meanwhile, **options):
+            before = len(events)
+
+            def tell():
+                meanwhile()
+                told.append(len(events) - before)
+
+            return forward(batch, pages, meanwhile=tell, **options)
+
+        monkeypatch.setattr(engine.runner._greedy, "forward_greedy", watched)
+        gate.set()
+        while not (events and isinstance(events[-1], Finished)):
+            time.sleep(0.01)
+    assert sum(told[1:]) >= len(told) - 2, "all but the last are sent by the step after"
+    assert "".join(event.text for event in events if isinstance(event, Delta)) == events[-1].text
 
 
 def test_requests_of_two_kinds_run_together(path):

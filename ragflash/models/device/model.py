@@ -1,6 +1,6 @@
 """A model on a card."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import torch
 
@@ -178,7 +178,12 @@ class DeviceModel(GreedyTappedModel):
 
     @torch.inference_mode()
     def forward_greedy(
-        self, batch: ForwardBatch, pages: KVPages, *, goes_on: bool = False
+        self,
+        batch: ForwardBatch,
+        pages: KVPages,
+        *,
+        goes_on: bool = False,
+        meanwhile: Callable[[], None] = lambda: None,
     ) -> list[int]:
         """See `GreedyModel`; tokens are read where a graph left them.
 
@@ -195,6 +200,7 @@ class DeviceModel(GreedyTappedModel):
             results = self._compute(token_ids, batch.sequences)
             if not results:
                 self._ahead = None
+                meanwhile()
                 return []
             tokens = [result.tokens for result in results]
             chosen = tokens[0] if len(tokens) == 1 else torch.cat(tokens)
@@ -202,9 +208,11 @@ class DeviceModel(GreedyTappedModel):
         following = next_rows(batch.sequences) if goes_on else None
         if following is None or len(following) > MAX_ROWS:
             self._ahead = None
+            meanwhile()
             return sent.read()
         chosen = self._run_ahead(batch.sequences, following, chosen)
         sent_ahead = self._sender.send(chosen)
+        meanwhile()
         token_ids = sent.read()
         self._ahead = StepAhead(token_ids, following, chosen, sent_ahead)
         return token_ids
@@ -224,10 +232,11 @@ class DeviceModel(GreedyTappedModel):
         tap_layers: Sequence[int],
         *,
         goes_on: bool = False,
+        meanwhile: Callable[[], None] = lambda: None,
     ) -> TappedTokens:
         """See `GreedyTappedModel`."""
         taps = self._taps_of(tap_layers)
-        tokens = self.forward_greedy(batch, pages, goes_on=goes_on)
+        tokens = self.forward_greedy(batch, pages, goes_on=goes_on, meanwhile=meanwhile)
         return TappedTokens(tokens, taps.stream, taps.taps)
 
     def warm_up(self) -> None:
