@@ -12,7 +12,7 @@ from ragflash.kvcache.identity import Identity
 from ragflash.kvcache.pages import PackedPool
 from ragflash_kernels.kv_codec import ROTATION_VERSION
 
-ARITHMETIC_REVISION = 6
+ARITHMETIC_REVISION = 7
 """To be raised with every change to models or kernels that changes a bit of keys or values."""
 
 

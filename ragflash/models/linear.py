@@ -8,7 +8,8 @@ from torch.nn import functional
 
 from ragflash_kernels.dequant import dequantize
 
-_FEW_ROWS = 8
+_FEW_ROWS, _FEW_ROWS_OF_WIDE = 8, 4
+_WIDEST = 8  # outputs an input; turned, still wider ones (heads) cost many rows too much
 
 
 class Linear(Protocol):
@@ -21,29 +22,36 @@ class Linear(Protocol):
 class DenseLinear:
     """A matrix `[out, in]` and optionally a bias `[out]`, in the dtype that the model computes in.
 
-    Few rows of float32 on a CPU, which are what drafts are verified with, cost the least processor
-    time as columns of a product with the whole matrix; more rows do with oneDNN's product, which
-    torch itself calls for smaller types only.
+    Float32 on a CPU is multiplied as costs the least processor time for so many rows. A wide matrix
+    is turned for that, since one row's product with it is bound by reading, and reads a turned one
+    half as fast again. Few rows are columns behind a matrix that is not wide. More rows take
+    oneDNN's product, which torch itself calls for smaller types only.
+
+    Args:
+        weight: `[out, in]`.
+        bias: `[out]`.
     """
 
     def __init__(self, weight: torch.Tensor, bias: torch.Tensor | None = None) -> None:
-        self.weight = weight
-        self.bias = bias
         is_float32 = weight.is_cpu and weight.dtype == torch.float32
-        self._few_rows = _FEW_ROWS if is_float32 else 0
+        is_wide = is_float32 and 1 < len(weight) / weight.shape[1] <= _WIDEST
+        self._weight = weight.t().contiguous().t() if is_wide else weight
+        self._bias = bias
         self._has_onednn = is_float32 and torch._C._has_mkldnn
+        self._few_rows = _FEW_ROWS_OF_WIDE if is_wide else _FEW_ROWS
+        self._takes_columns = is_float32 and not is_wide
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
         """See `Linear`."""
-        if 1 < len(x) <= self._few_rows:
-            y = self.weight @ x.t()
-            return (y if self.bias is None else y + self.bias[:, None]).t().contiguous()
         if len(x) > self._few_rows and self._has_onednn:
             product: torch.Tensor = torch.ops.mkldnn._linear_pointwise(
-                x, self.weight, self.bias, "none", [], ""
+                x, self._weight, self._bias, "none", [], ""
             )
             return product
-        return functional.linear(x, self.weight, self.bias)
+        if self._takes_columns and 1 < len(x) <= self._few_rows:
+            y = self._weight @ x.t()
+            return (y if self._bias is None else y + self._bias[:, None]).t().contiguous()
+        return functional.linear(x, self._weight, self._bias)
 
 
 class SideBySide:
