@@ -121,7 +121,7 @@ class OwnSlot:
     """
 
     def __init__(self) -> None:
-        self._drafting = Drafting((MTP_PART, DRAFTER_PART), has_trees=True)
+        self._drafting = Drafting((MTP_PART, DRAFTER_PART))
         self.watched: WatchedDrafter | None = None
 
     def __call__(self, sequence: Asking) -> Drafter:

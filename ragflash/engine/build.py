@@ -102,7 +102,7 @@ def start_engine(
 def _drafting(told: RowDrafting | None, model_hash: str, cache_dir: Path | None) -> Drafting:
     drafters = told.depends_on if told else {}
     learned = learned_path(cache_dir, model_hash, drafters)
-    return Drafting(drafters, has_trees=True, learned_path=learned)
+    return Drafting(drafters, learned_path=learned)
 
 
 def _prepare(placed: Placed, drafting: Drafting | None, most_rows: int, threads: int) -> None:

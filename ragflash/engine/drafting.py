@@ -49,7 +49,6 @@ class Drafting:
 
     Args:
         parts: Names of what drafters that are told rows of the model keep (`RowDrafting`).
-        has_trees: Whether the model verifies trees.
         index_bytes: Of the documents' indexes that are kept.
         learned_path: See `Learned`.
 
@@ -62,12 +61,10 @@ class Drafting:
         self,
         parts: Collection[str] = (),
         *,
-        has_trees: bool,
         index_bytes: int = INDEX_BYTES,
         learned_path: Path | None = None,
     ) -> None:
         self.costs: StepCosts | None = None
-        self._has_trees = has_trees
         self._parts = parts
         self._indexes = IndexCache(index_bytes)
         self.learned = Learned(_PRIORS, learned_path)
@@ -80,8 +77,6 @@ class Drafting:
         """
         if not isinstance(request, GenerateRequest) or request.draft is DraftMode.OFF:
             return None
-        if request.draft is DraftMode.TREE and not self._has_trees:
-            raise InputError("this model verifies chains alone: ask for draft lookup, not tree")
         if request.draft in _OWN_PARTS:
             if _OWN_PARTS[request.draft] not in self._parts:
                 why = _LACKING[request.draft]
@@ -99,7 +94,7 @@ class Drafting:
             prompt.token_ids,
             written_from=_written_from(prompt),
             num_tokens=request.draft_tokens,
-            has_branches=self._has_trees and request.draft is not DraftMode.LOOKUP,
+            has_branches=request.draft is DraftMode.TREE,
         )
 
     def forget_texts(self) -> None:
@@ -120,7 +115,7 @@ class Drafting:
         if lookup is None or request.draft is not DraftMode.AUTO or self.costs is None:
             return lookup
         sources = [Source(lookup, lambda: kind_of(lookup.match)), *map(_source, told.values())]
-        if self._has_trees and block is not None:
+        if block is not None:
             sources.append(_tree_source(block, lookup))
         survival = self.learned.of(request.namespace, job.prompt.source_ids)
         return AdaptiveDrafter(sources, self.costs, survival)

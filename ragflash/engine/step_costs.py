@@ -11,7 +11,7 @@ from ragflash.speculative.costs import StepCosts
 
 ROWS = (1, 2, 4, 8, 16, 21, 32)
 LENGTHS = (0, 4096, 32_768, 131_072)
-_CARD_RUNS, _HOST_RUNS = 3, 1
+_CARD_RUNS, _HOST_RUNS = 3, 2
 _PLAIN_STEPS = 16
 
 

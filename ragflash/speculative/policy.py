@@ -246,9 +246,10 @@ class AdaptiveDrafter:
         expected = self._survival.expected(kind, source.depth(most))
         length = len(history)
         plain_ms = self._plain_ms(pending, length)
+        more_ms = standing.draft_ms + (plain_ms if pending == 1 and self._goes_on else 0.0)
 
         def gain(width: int) -> float:
-            ms = self._costs.step_ms(pending + width, length) + standing.draft_ms
+            ms = self._costs.step_ms(pending + width, length) + more_ms
             held = expected[min(source.depth(width), len(expected) - 1)]
             return (1 + held) * plain_ms / ms
 

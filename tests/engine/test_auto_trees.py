@@ -1,4 +1,4 @@
-"""`auto` drafts the tree of a block drafter where trees are verified and promise most."""
+"""`auto` drafts the tree of a block drafter where it promises most."""
 
 from types import SimpleNamespace
 
@@ -35,26 +35,23 @@ class Block:
         pass
 
 
-def drafter(costs_ms, *, has_trees):
+def drafter(costs_ms):
     request = GenerateRequest("request", (), draft=DraftMode.AUTO)
     prompt = SimpleNamespace(source_ids=("one",))
     job = SimpleNamespace(request=request, lookup=LookupDrafter(()), prompt=prompt)
-    drafting = Drafting([DRAFTER_PART], has_trees=has_trees)
+    drafting = Drafting([DRAFTER_PART])
     drafting.costs = StepCosts({0: costs_ms})
     return drafting(SimpleNamespace(job=job, row_drafters={DRAFTER_PART: Block()}))
 
 
-@pytest.mark.parametrize(
-    ("costs_ms", "has_trees", "is_tree"),
-    [(FLAT, True, True), (FLAT, False, False), (STEEP, True, False)],
-)
-def test_a_tree_is_chosen_where_it_can_be_and_pays(costs_ms, has_trees, is_tree):
-    draft = drafter(costs_ms, has_trees=has_trees).propose(HISTORY, 20)
+@pytest.mark.parametrize(("costs_ms", "is_tree"), [(FLAT, True), (STEEP, False)])
+def test_a_tree_is_chosen_where_it_pays(costs_ms, is_tree):
+    draft = drafter(costs_ms).propose(HISTORY, 20)
     assert draft.is_chain is not is_tree
 
 
 def test_trees_that_fail_leave_the_place_to_chains():
-    auto, kinds = drafter(FLAT, has_trees=True), []
+    auto, kinds = drafter(FLAT), []
     for _ in range(60):
         draft = auto.propose(HISTORY, 20)
         kinds.append(draft.is_chain)

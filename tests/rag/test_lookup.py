@@ -112,7 +112,7 @@ def test_drafts_of_an_answer_are_copied_from_pages_that_the_prompt_has_not(shelf
     (request,) = engine.generated
     assert WARRANTY in rendered(request)
     assert (ELSEWHERE in rendered(request)) == (mode is AskMode.FULL)
-    drafting = Drafting(has_trees=False)
+    drafting = Drafting()
     prompt = compile_prompt(request.messages, TurnTemplate(), tokenizer)
     drafter = drafting.prepare(prompt, request)
     history = [*prompt.token_ids, *tokenizer.encode(ELSEWHERE[:12])]
