@@ -127,11 +127,12 @@ def test_check_measures_formats_and_remembers_the_best(run, toy, data_dir, tmp_p
         return {"model": path.name, "sha256": "a" * 64, "best": "tq4", "rows": [row]}
 
     monkeypatch.setattr("ragflash.bench.kv_quality.check", measure)
+    monkeypatch.setattr("sys.argv", ["/bin/ragflash", "model", "check", "toy"])
     out = tmp_path / "quality.json"
     result = run("model", "check", toy, "--kv", "tq4", "--ctx", "7500", "--out", out)
     assert result.exit_code == 0, result.output
     assert "passes" in result.stdout
-    assert json.loads(out.read_text())["command"].startswith("ragflash ")
+    assert json.loads(out.read_text())["command"] == "ragflash model check toy"
     assert asked[0]["formats"] == ["tq4"]
     assert asked[0]["sizes"].contexts == (7500,)
     assert known_format("a" * 64, data_dir / "cache") is None, "only one format was measured"
