@@ -29,6 +29,7 @@ _FIRST_DWELL, _LONGEST_DWELL = 16, 256
 _LOST_AT_FIRST_STEPS = 2.0
 _NEWEST_SHARE = 0.2
 _FIRST_TURN_RATE, _NEWEST_TURN_SHARE = 0.1, 0.1
+_TURN_RATE_OF_COPIES = 0.5  # behind a draft that held
 
 
 class Idle(StrEnum):
@@ -159,7 +160,8 @@ class AdaptiveDrafter:
         width = len(draft)
         self._step = _Step(now, len(history), pending, kind, width, self._draft_ms, is_ahead)
         self._num_held = 0
-        return replace(draft, goes_on=self._expect(len(history), is_empty=not width))
+        goes_on = self._expect(len(history), is_empty=not width)
+        return replace(draft, goes_on=True) if goes_on else draft
 
     def observe(self, draft: Draft, accepted: Sequence[int]) -> None:
         """See `Drafter`; every source is told, with an empty draft where it is not its own."""
@@ -172,6 +174,8 @@ class AdaptiveDrafter:
             self._step = replace(self._step, width=len(draft))  # it may have been cut
         if kind is not None and len(draft):
             self._survival.observe(kind, _trunk(draft), len(accepted))
+        if accepted:
+            self._turn_rate = max(self._turn_rate, _TURN_RATE_OF_COPIES)
 
     def export_state(self) -> bytes:
         """See `Drafter`: the sources' states, each with its length before it."""
@@ -289,4 +293,6 @@ class AdaptiveDrafter:
 
 def _trunk(draft: Draft) -> int:
     """Count the tokens of the longest path."""
+    if draft.is_chain:
+        return len(draft)
     return max((len(draft.path(leaf)) for leaf in draft.leaves()), default=0)

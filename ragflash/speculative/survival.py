@@ -1,6 +1,5 @@
 """How far drafts hold, by where they come from."""
 
-from bisect import bisect_right
 from collections.abc import Mapping
 from dataclasses import dataclass
 
@@ -55,11 +54,14 @@ class Survival:
 
     def observe(self, kind: DraftKind, num_drafted: int, num_held: int) -> None:
         """Count a draft of a chain of tokens, of which the first `num_held` held."""
-        counts = self._of(kind)
-        for position in range(min(num_drafted, num_held + 1, MOST_TOKENS)):
-            group = counts[_group(position)]
-            group[0] = group[0] * _FORGETTING + (position < num_held)
-            group[1] = group[1] * _FORGETTING + 1
+        num_seen = min(num_drafted, num_held + 1, MOST_TOKENS)
+        for group, begin, end in zip(self._of(kind), _EDGES, _ENDS, strict=True):
+            if begin >= num_seen:
+                break
+            seen, held = min(end, num_seen) - begin, min(end, num_seen, num_held) - begin
+            missed = _FORGETTING ** (seen - held)
+            group[0] = (group[0] * _FORGETTING**held + _faded(held)) * missed
+            group[1] = group[1] * _FORGETTING**seen + _faded(seen)
 
     def export_state(self) -> dict[str, list[list[float]]]:
         """Return the counts of what was seen by `source/bucket`, as `load_state` takes them."""
@@ -80,5 +82,6 @@ class Survival:
         return self._counts.setdefault(kind, [[0.0, 0.0] for _ in _EDGES])
 
 
-def _group(position: int) -> int:
-    return bisect_right(_EDGES, position) - 1
+def _faded(count: int) -> float:
+    """Return what that many counts of one are together, each fading by those after it."""
+    return (1 - _FORGETTING**count) / (1 - _FORGETTING)

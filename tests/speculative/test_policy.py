@@ -252,6 +252,15 @@ def test_a_draft_that_was_not_expected_pays_for_the_step_that_was_begun():
     assert world.speedup > 0.97
 
 
+def test_behind_a_draft_that_held_another_is_awaited():
+    world = World(FLAT, lambda step, position: True, 6.0)
+    found, proposed = world.source(), iter([20, 0, 0, 0, 0, 0, 0, 0])
+    found.drafter.propose = lambda history, budget: Draft((7,) * next(proposed), "lookup")
+    world.run([found], 8)
+    assert world.lulls[1:3] == [False, False]
+    assert world.lulls[-1]
+
+
 def test_drafts_must_beat_steps_that_are_begun_early():
     world = World(FLAT, lambda step, position: position < 1, 5.0)
     world.run([world.source()], 1000)
