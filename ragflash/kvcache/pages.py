@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from itertools import accumulate
+from itertools import accumulate, groupby
 from typing import Self
 
 import torch
@@ -178,6 +178,39 @@ class PagePool:
             yield values.view(-1, 2, layer.num_kv_heads, PAGE_TOKENS, layer.head_dim)
 
 
+@dataclass(frozen=True, slots=True)
+class _LayerRun:
+    """Consecutive layers that are packed alike.
+
+    Attributes:
+        layer: Shape of each.
+        offsets: Taken off their keys, `[Hkv, D]`; layers that have some are alone.
+        num_layers: How many.
+        first_value: Where the first of them begins in an exact page.
+        first_byte: In a packed page.
+        head_bytes: Of K, or of V, of a head of a packed page.
+    """
+
+    layer: LayerKV
+    offsets: torch.Tensor | None
+    num_layers: int
+    first_value: int
+    first_byte: int
+    head_bytes: int
+
+    def values_of(self, page: torch.Tensor) -> torch.Tensor:
+        """Return a view `[layers, 2, Hkv, 256, D]` of an exact page."""
+        heads, end = self.layer.num_kv_heads, self.num_layers * self.layer.page_values
+        values = page[self.first_value : self.first_value + end]
+        return values.view(-1, 2, heads, PAGE_TOKENS, self.layer.head_dim)
+
+    def bytes_of(self, page: torch.Tensor) -> torch.Tensor:
+        """Return a view `[layers, 2, Hkv, size]` of a packed page."""
+        heads = self.layer.num_kv_heads
+        end = self.num_layers * 2 * heads * self.head_bytes
+        return page[self.first_byte : self.first_byte + end].view(-1, 2, heads, self.head_bytes)
+
+
 class PackedPool:
     """Storage `[P, bytes of a page]`; in a page layer after layer, `[2, Hkv, size]`, K before V.
 
@@ -214,6 +247,7 @@ class PackedPool:
         page_bytes = packed_page_bytes(layout, kv_format)
         self._storage = torch.empty((num_pages, page_bytes), dtype=torch.uint8, device=device)
         self._layers = tuple(self._views(layout))  # [P, 2, Hkv, size] each
+        self._runs = tuple(_runs_of(layout, self.offsets, self.kv_format))
 
     @property
     def nbytes(self) -> int:
@@ -233,15 +267,14 @@ class PackedPool:
         return self._layers[layer][:, 1]
 
     def encode(self, exact: PagePool, conversions: Sequence[PageConversion]) -> None:
-        """Pack whole pages, at least one, in all layers."""
-        device = self._storage.device
-        sources = _sent([conversion.exact for conversion in conversions], device)
-        targets = _sent([conversion.packed for conversion in conversions], device)
-        for layer, offsets in enumerate(self.offsets):
-            keys = encode_pages(exact.keys(layer)[sources], self.kv_format, offsets=offsets)
-            self.keys(layer)[targets] = keys
-            values = encode_pages(exact.values(layer)[sources], self.kv_format, values=True)
-            self.values(layer)[targets] = values
+        """Pack whole pages; layers that are alike at once, as launches cost more than packing."""
+        for conversion in conversions:
+            source, target = exact.page(conversion.exact), self.page(conversion.packed)
+            for run in self._runs:
+                values, packed = run.values_of(source), run.bytes_of(target)
+                keys = encode_pages(values[:, 0], self.kv_format, offsets=run.offsets)
+                packed[:, 0] = keys
+                packed[:, 1] = encode_pages(values[:, 1], self.kv_format, values=True)
 
     def decode(self, layer: int, pages: Sequence[int]) -> tuple[torch.Tensor, torch.Tensor]:
         """Return what a layer's pages stand for: K and V, float32 `[n, Hkv, 256, D]`."""
@@ -338,9 +371,18 @@ def _head_bytes(layer: LayerKV, form: KvFormat) -> int:
     return page_layout(form, PAGE_TOKENS, layer.head_dim).size
 
 
-def _sent(numbers: Sequence[int], device: torch.device) -> torch.Tensor:
-    """Return numbers on a device, without waiting for what that computes."""
-    tensor = torch.tensor(numbers)
-    if device.type == "cpu":
-        return tensor
-    return tensor.pin_memory().to(device, non_blocking=True)
+def _runs_of(
+    layout: KVLayout, offsets: Sequence[torch.Tensor | None], form: KvFormat
+) -> Iterator[_LayerRun]:
+    """Cut the layers into runs that are packed alike."""
+    numbers = groupby(
+        range(len(layout.layers)),
+        lambda at: (layout.layers[at], None if offsets[at] is None else at),
+    )
+    first_value = first_byte = 0
+    for (layer, alone), members in numbers:
+        num_layers, size = len([*members]), _head_bytes(layer, form)
+        own = None if alone is None else offsets[alone]
+        yield _LayerRun(layer, own, num_layers, first_value, first_byte, size)
+        first_value += num_layers * layer.page_values
+        first_byte += num_layers * 2 * layer.num_kv_heads * size

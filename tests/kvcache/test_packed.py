@@ -47,6 +47,23 @@ def test_pages_take_what_the_format_says(kv_format):
 
 
 @pytest.mark.parametrize("kv_format", PACKED)
+def test_layers_that_are_alike_are_packed_as_they_are_alone(kv_format):
+    wide, narrow = LayerKV(2, 32), LayerKV(1, 64)
+    layers = (wide, wide, narrow, wide, wide, wide)
+    offsets = [None, None, None, None, torch.ones(2, 32), None]
+    exact = PagePool(KVLayout(layers, torch.float32), 2)
+    generator = torch.Generator().manual_seed(0)
+    exact.page(1).copy_(torch.randn(exact.page(1).shape, generator=generator))
+    pool = PackedPool(exact.layout, kv_format, 3, offsets=offsets)
+    pool.encode(exact, [PageConversion(1, 2)])
+    for layer, offset in enumerate(offsets):
+        keys = encode_pages(exact.keys(layer)[[1]], pool.kv_format, offsets=offset)
+        values = encode_pages(exact.values(layer)[[1]], pool.kv_format, values=True)
+        assert torch.equal(pool.keys(layer)[[2]], keys)
+        assert torch.equal(pool.values(layer)[[2]], values)
+
+
+@pytest.mark.parametrize("kv_format", PACKED)
 def test_pages_are_packed_in_all_layers_and_no_others_change(kv_format):
     exact, pool = filled_pool(4), PackedPool(LAYOUT, kv_format, 5)
     for page in range(5):
