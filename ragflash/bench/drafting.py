@@ -35,6 +35,7 @@ ALL_ROWS = tuple((task, context) for context in CONTEXTS for task in TASKS)
 """What a whole result has, the most telling first."""
 
 NO_TASK = "none"
+_LARGE = "large_"
 QUICK = (("copy", CONTEXTS[0]), ("free", CONTEXTS[0]))
 _QUICK_COPY_TOKENS = 128
 
@@ -209,6 +210,7 @@ class _Found:
     how: dict[str, Any] = field(default_factory=dict)
     model: dict[str, str] | None = None
     large: dict[str, Any] = field(default_factory=dict)
+    lacking: Sequence[str] = ()  # rows of a large model that an earlier result has not
 
     def take(self, earlier: Mapping[str, Any], begun: Mapping[str, Any]) -> None:
         """Go on with a result of the same commit.
@@ -226,6 +228,7 @@ class _Found:
         run = {key: earlier[key] for key in ("command", "date", "load_1m", "load_1m_after")}
         self.how = parameters | {"earlier_runs": [*parameters.get("earlier_runs", ()), run]}
         self.model = earlier["model"]
+        self.lacking = [name for name in earlier.get("missing", ()) if name.startswith(_LARGE)]
 
     def with_engine(self, client: EngineClient) -> None:
         """Say of what the answers are.
@@ -281,9 +284,11 @@ class _Found:
                 if name not in headlines
             }
         missing = [f"{task}_{at}" for task, at in ALL_ROWS if (task, at) not in self.rows]
-        if self.plan.large is not None:
+        if self.plan.large is None:
+            missing += self.lacking
+        else:
             lacking = draft_steps.rows_missing(self.plan.large, self.series)
-            missing += [f"large_{kind}_{depth}" for kind, depth in lacking]
+            missing += [f"{_LARGE}{kind}_{depth}" for kind, depth in lacking]
         return Measurement(
             series=headlines | {n: s for n, s in self.series.items() if n not in headlines},
             threads=torch.get_num_threads(),

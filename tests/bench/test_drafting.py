@@ -118,6 +118,15 @@ def test_a_result_with_all_rows_starts_no_engine(results):
     assert again.series.keys() == results[-1]["samples"].keys()
 
 
+def test_rows_of_a_large_model_lack_until_they_are_there(results):
+    earlier = results[-1] | {"missing": ["free_999", "large_lookup_0"]}
+    again = drafting.measure(
+        PLAN, lambda: pytest.fail("started"), lambda *_: None, begun=BEGUN, earlier=earlier
+    )
+    assert "large_lookup_0" in again.missing
+    assert "free_999" not in again.missing
+
+
 def test_another_result_is_not_gone_on_with(results, start):
     def go_on(earlier, plan=PLAN):
         drafting.measure(plan, start, lambda *_: None, begun=BEGUN, earlier=earlier)
