@@ -39,6 +39,7 @@ _LARGE = "large_"
 QUICK = (("copy", CONTEXTS[0]), ("free", CONTEXTS[0]))
 _QUICK_COPY_TOKENS = 128
 
+_RUN = ("command", "date", "hardware", "python", "torch", "load_1m", "load_1m_after")
 _SAME = (
     *("device", "weights", "compute_dtype", "kv_format", "threads"),
     *("rounds", "answer_tokens", "question_tokens", "list_rows", "text_sha256"),
@@ -225,7 +226,7 @@ class _Found:
                 kept[row["task"], row["context_tokens"]] = row
         self.series |= read_series(earlier)
         self.beside = self.beside or parameters.pop("beside", None)
-        run = {key: earlier[key] for key in ("command", "date", "load_1m", "load_1m_after")}
+        run = {key: earlier[key] for key in _RUN if key in earlier}
         self.how = parameters | {"earlier_runs": [*parameters.get("earlier_runs", ()), run]}
         self.model = earlier["model"]
         self.lacking = [name for name in earlier.get("missing", ()) if name.startswith(_LARGE)]
