@@ -10,17 +10,6 @@ Predicted = torch.Tensor | list[int]
 """Logits `[R, V]` of rows, or where the first largest of each is, when that is all they are for."""
 
 
-def takes_largest(sequence: Sequence) -> bool:
-    """Tell whether a sequence looks at nothing of its logits but which is the largest."""
-    output = sequence.output
-    return (
-        output is not None
-        and output.cursor is None
-        and output.num_top is None
-        and sampler.is_plain_greedy(sequence.sampling)
-    )
-
-
 class Chooser:
     """What `verify` asks: each row's token given all emitted before, and its emission.
 
@@ -40,7 +29,7 @@ class Chooser:
             self._largest = predicted
             return
         self._logits = predicted
-        if self._output.cursor is None and sampler.is_plain_greedy(sequence.sampling):
+        if self._output.cursor is None and sequence.sampling.is_plain_greedy:
             self._largest = predicted.argmax(dim=-1).tolist()
 
     def choose(self, row: int) -> int:

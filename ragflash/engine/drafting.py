@@ -118,7 +118,8 @@ class Drafting:
         if block is not None:
             sources.append(_tree_source(block, lookup))
         survival = self.learned.of(request.namespace, job.prompt.source_ids)
-        return AdaptiveDrafter(sources, self.costs, survival)
+        # Logits come to the host first: only who needs none has steps that are begun early.
+        return AdaptiveDrafter(sources, self.costs, survival, is_early=sequence.takes_largest)
 
 
 def _source(drafter: "RowDrafter") -> Source:

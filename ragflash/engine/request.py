@@ -110,6 +110,17 @@ class SamplingParams:
             if not holds:
                 raise InputError(f"{name} = {getattr(self, name)} is out of range")
 
+    @property
+    def has_penalties(self) -> bool:
+        """Whether tokens that were seen before are penalised."""
+        is_plain = self.presence_penalty == 0.0 and self.frequency_penalty == 0.0
+        return self.repetition_penalty != 1.0 or not is_plain
+
+    @property
+    def is_plain_greedy(self) -> bool:
+        """Whether the next token is simply the largest logit."""
+        return self.temperature == 0.0 and not self.logit_bias and not self.has_penalties
+
 
 MAX_DRAFT = 31
 """Most tokens that a request may want drafted in a step."""

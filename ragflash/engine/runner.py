@@ -7,7 +7,7 @@ from typing import cast
 import torch
 
 from ragflash.engine.batch import Rows, build_batch
-from ragflash.engine.chooser import Predicted, takes_largest
+from ragflash.engine.chooser import Predicted
 from ragflash.engine.row_drafters import RowDrafting, export_parts, load_parts
 from ragflash.engine.sequence import Cache, Sequence
 from ragflash.kvcache.allocator import PAGE_TOKENS, PageForm
@@ -142,7 +142,7 @@ class Runner:
 
 
 def _is_greedy(rows: Rows) -> bool:
-    return not rows.logit_rows or takes_largest(rows.sequence)
+    return not rows.logit_rows or rows.sequence.takes_largest
 
 
 def _goes_on(rows: Rows) -> bool:

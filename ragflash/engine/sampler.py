@@ -15,11 +15,6 @@ from ragflash.engine.constrain.mask import Ids, TokenMask
 from ragflash.engine.request import SamplingParams
 
 
-def is_plain_greedy(params: SamplingParams) -> bool:
-    """Tell whether the next token is simply the largest logit."""
-    return params.temperature == 0.0 and not params.logit_bias and not _has_penalties(params)
-
-
 def choose(
     logits: torch.Tensor,
     params: SamplingParams,
@@ -43,7 +38,7 @@ def choose(
     """
     if mask is not None and mask.only is not None:
         return mask.only
-    if is_plain_greedy(params):
+    if params.is_plain_greedy:
         return _largest(logits, mask)
     p = probabilities(logits, params, prompt_ids=prompt_ids, output=output, mask=mask)
     if params.temperature == 0.0:
@@ -119,19 +114,11 @@ def _adjusted(
     mask: TokenMask | None,
 ) -> torch.Tensor:
     logits = logits.float()
-    if _has_penalties(params):
+    if params.has_penalties:
         logits = _penalise(logits, params, prompt_ids, output)
     if params.logit_bias:
         logits = _biased(logits, params.logit_bias)
     return logits if mask is None else _masked(logits, mask)
-
-
-def _has_penalties(params: SamplingParams) -> bool:
-    return (
-        params.repetition_penalty != 1.0
-        or params.presence_penalty != 0.0
-        or params.frequency_penalty != 0.0
-    )
 
 
 def _penalise(

@@ -183,6 +183,17 @@ class Sequence:
         request = self.job.request
         return request.sampling if isinstance(request, GenerateRequest) else SamplingParams()
 
+    @property
+    def takes_largest(self) -> bool:
+        """Whether it looks at nothing of its logits but which is the largest."""
+        output = self.output
+        return (
+            output is not None
+            and output.cursor is None
+            and output.num_top is None
+            and self.sampling.is_plain_greedy
+        )
+
     @cached_property
     def seed(self) -> int:
         """Of all its draws."""

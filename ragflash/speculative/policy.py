@@ -119,6 +119,7 @@ class AdaptiveDrafter:
         sources: In order of preference where they promise the same.
         costs: Shared by all sequences; corrected by the steps of this one.
         survival: Shared by all sequences of a document.
+        is_early: Whether plain steps of this sequence may be begun early.
         clock: Seconds.
     """
 
@@ -128,11 +129,13 @@ class AdaptiveDrafter:
         costs: StepCosts,
         survival: Survival,
         *,
+        is_early: bool = True,
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
         self._sources = sources
         self._costs = costs
         self._survival = survival
+        self._is_early = is_early
         self._clock = clock
         self._standings: dict[DraftKind, _Standing] = {}
         self._step: _Step | None = None
@@ -204,7 +207,7 @@ class AdaptiveDrafter:
         if self._goes_on is not None:
             self._turn_rate += _NEWEST_TURN_SHARE * ((not is_empty) - self._turn_rate)
         self._goes_on = None
-        if is_empty:
+        if is_empty and self._is_early:
             rate, ahead_ms = self._turn_rate, self._costs.ahead_ms(history)
             saved_ms = self._costs.step_ms(1, history) - ahead_ms
             self._goes_on = rate * ahead_ms < (1 - rate) * saved_ms
@@ -224,7 +227,7 @@ class AdaptiveDrafter:
         num_chosen = self._num_held + 1
         if step.width:
             plain_ms = self._plain_ms(step.pending, step.history)
-            plain_ms += self._num_held * self._costs.ahead_ms(step.history)
+            plain_ms += self._num_held * self._plain_ms(1, step.history)
             self._lost_ms += ms - plain_ms
             self._lost_ms = max(self._lost_ms, -plain_ms)  # old gains do not pay for new losses
         num_forced = history - step.history - num_chosen
@@ -232,8 +235,8 @@ class AdaptiveDrafter:
 
     def _plain_ms(self, pending: int, length: int) -> float:
         """Return what a step without a draft takes in plain decoding."""
-        costs = self._costs
-        return costs.ahead_ms(length) if pending == 1 else costs.step_ms(pending, length)
+        costs, is_early = self._costs, self._is_early and pending == 1
+        return costs.ahead_ms(length) if is_early else costs.step_ms(pending, length)
 
     def _offer(
         self, source: Source, history: Sequence[int], budget: int, pending: int

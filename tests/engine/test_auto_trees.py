@@ -41,7 +41,9 @@ def drafter(costs_ms):
     job = SimpleNamespace(request=request, lookup=LookupDrafter(()), prompt=prompt)
     drafting = Drafting([DRAFTER_PART])
     drafting.costs = StepCosts({0: costs_ms})
-    return drafting(SimpleNamespace(job=job, row_drafters={DRAFTER_PART: Block()}))
+    return drafting(
+        SimpleNamespace(job=job, row_drafters={DRAFTER_PART: Block()}, takes_largest=True)
+    )
 
 
 @pytest.mark.parametrize(("costs_ms", "is_tree"), [(FLAT, True), (STEEP, False)])

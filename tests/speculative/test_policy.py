@@ -58,6 +58,7 @@ class World:
     costs_ms: dict[int, float]
     holds: Callable[[int, int], bool]
     ahead_ms: float | None = None
+    is_early: bool = True
     now_ms: float = 0.0
     widths: list[int] = field(default_factory=list)
     reasons: list[str | None] = field(default_factory=list)
@@ -73,7 +74,11 @@ class World:
         share = None if self.ahead_ms is None else self.ahead_ms / self.costs_ms[1]
         self.table = StepCosts({0: believed or self.costs_ms}, share)
         drafter = AdaptiveDrafter(
-            sources, self.table, survival or Survival({}), clock=lambda: self.now_ms / 1000
+            sources,
+            self.table,
+            survival or Survival({}),
+            is_early=self.is_early,
+            clock=lambda: self.now_ms / 1000,
         )
         history = [1, 2, 3]
         exact = StepCosts({0: self.costs_ms})
@@ -97,7 +102,8 @@ class World:
 
     @property
     def speedup(self):
-        return self.num_tokens * (self.ahead_ms or self.costs_ms[1]) / self.now_ms
+        plain_ms = self.ahead_ms if self.ahead_ms and self.is_early else self.costs_ms[1]
+        return self.num_tokens * plain_ms / self.now_ms
 
 
 def test_right_drafts_are_as_wide_as_pays():
@@ -259,6 +265,15 @@ def test_behind_a_draft_that_held_another_is_awaited():
     world.run([found], 8)
     assert world.lulls[1:3] == [False, False]
     assert world.lulls[-1]
+
+
+def test_who_needs_logits_is_compared_with_steps_that_are_not_begun_early():
+    """As an answer under a constraint, or a sampled one; others share the costs."""
+    world = World(FLAT, lambda step, position: position < 1, 5.0, is_early=False)
+    world.run([world.source()], 400)
+    assert not any(world.lulls)
+    assert world.speedup > 1.7, "2 tokens in 10.3 ms, else 20"
+    assert world.table.ahead_ms(0) == pytest.approx(5.0)
 
 
 def test_drafts_must_beat_steps_that_are_begun_early():
