@@ -11,7 +11,7 @@ from ragflash.models.device.graphs import GraphMemory, StepGraphs
 from ragflash.models.device.matrices import RecordLinear, gathered
 from ragflash.models.dflash.block_tables import BlockTables, PositionTables
 from ragflash.models.dflash.config import DFlashConfig
-from ragflash.models.dflash.context import Candidates, check_draft
+from ragflash.models.dflash.context import Candidates, DraftContext
 from ragflash.models.dflash.fused import FusedDrafter
 from ragflash.models.dflash.model import DFlashModel, DFlashParts
 from ragflash.models.dflash.paged_ring import PagedRing, PagedRings
@@ -115,8 +115,8 @@ class DeviceDFlash:
         return self._drafter.candidates(self._block)
 
 
-class DeviceSequence:
-    """See `DraftContext`; kept on a card.
+class DeviceSequence(DraftContext):
+    """Kept on a card.
 
     Args:
         model: The drafter.
@@ -126,44 +126,13 @@ class DeviceSequence:
     def __init__(self, model: DeviceDFlash, slot: Callable[[], int]) -> None:
         self._model = model
         self._ring = PagedRing(model.rings, slot)
+        super().__init__(model.config, self._ring)
 
-    @property
-    def most_tokens(self) -> int:
-        """See `DraftContext`."""
-        return self._model.config.block_size - 1
+    def _append(self, features: torch.Tensor) -> None:
+        self._model.append(features, self._ring)
 
-    @property
-    def position(self) -> int:
-        """See `DraftContext`."""
-        return self._ring.end
-
-    def append(self, features: torch.Tensor) -> None:
-        """See `DraftContext`."""
-        kept = features[-self._ring.num_tokens :]
-        if len(kept) < len(features):
-            self._ring.restart(self._ring.end + len(features) - len(kept))
-        self._model.append(kept, self._ring)
-
-    def draft(self, pending: int, position: int, width: int, top_k: int = 8) -> Candidates:
-        """See `DraftContext`."""
-        check_draft(self._model.config, self.position, position, width, top_k)
+    def _draft(self, pending: int, width: int, top_k: int) -> Candidates:
         return self._model.draft(pending, width, top_k, self._ring)
-
-    def truncate(self, position: int) -> None:
-        """See `DraftContext`."""
-        self._ring.truncate(position)
-
-    def restart(self, position: int) -> None:
-        """See `DraftContext`."""
-        self._ring.restart(position)
-
-    def export(self) -> bytes:
-        """See `DraftContext`."""
-        return self._ring.export()
-
-    def load(self, state: bytes) -> None:
-        """See `DraftContext`."""
-        self._ring.load(state)
 
 
 def _check(config: DFlashConfig, parts: DFlashParts, *, on_card: bool) -> None:

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import torch
 
 from ragflash.models.dflash.config import DFlashConfig, Target
-from ragflash.models.dflash.context import Candidates, check_draft
+from ragflash.models.dflash.context import Candidates, DraftContext
 from ragflash.models.dflash.layers import DraftLayer
 from ragflash.models.dflash.ring import RING_TOKENS, KVRing
 from ragflash.models.dflash.selector import PathSelector
@@ -135,8 +135,8 @@ class DFlashModel:
         return angles.cos(), angles.sin()
 
 
-class DraftSequence:
-    """See `DraftContext`; kept by plain torch.
+class DraftSequence(DraftContext):
+    """Kept by plain torch.
 
     Args:
         model: The drafter.
@@ -146,41 +146,10 @@ class DraftSequence:
     def __init__(self, model: DFlashModel, ring_tokens: int = RING_TOKENS) -> None:
         self._model = model
         self._ring = model.new_ring(ring_tokens)
+        super().__init__(model.config, self._ring)
 
-    @property
-    def most_tokens(self) -> int:
-        """See `DraftContext`."""
-        return self._model.config.block_size - 1
+    def _append(self, features: torch.Tensor) -> None:
+        self._ring.append(self._model.context(features, self._ring.end))
 
-    @property
-    def position(self) -> int:
-        """See `DraftContext`."""
-        return self._ring.end
-
-    def append(self, features: torch.Tensor) -> None:
-        """See `DraftContext`."""
-        kept = features[-self._ring.num_tokens :]
-        if len(kept) < len(features):
-            self._ring.restart(self._ring.end + len(features) - len(kept))
-        self._ring.append(self._model.context(kept, self._ring.end))
-
-    def draft(self, pending: int, position: int, width: int, top_k: int = 8) -> Candidates:
-        """See `DraftContext`."""
-        check_draft(self._model.config, self.position, position, width, top_k)
+    def _draft(self, pending: int, width: int, top_k: int) -> Candidates:
         return self._model.draft(pending, width, top_k, self._ring)
-
-    def truncate(self, position: int) -> None:
-        """See `DraftContext`."""
-        self._ring.truncate(position)
-
-    def restart(self, position: int) -> None:
-        """See `DraftContext`."""
-        self._ring.restart(position)
-
-    def export(self) -> bytes:
-        """See `DraftContext`."""
-        return self._ring.export()
-
-    def load(self, state: bytes) -> None:
-        """See `DraftContext`."""
-        self._ring.load(state)

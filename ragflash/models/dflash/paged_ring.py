@@ -7,7 +7,7 @@ import torch
 
 from ragflash.kvcache.allocator import PAGE_TOKENS
 from ragflash.models.dflash.config import DFlashConfig
-from ragflash.models.dflash.ring import RING_TOKENS, RingSpan, pack_state, unpack_state
+from ragflash.models.dflash.ring import RING_TOKENS, Ring, pack_state, unpack_state
 
 _SPARE_PAGES = 2  # the oldest token stands somewhere in a page, and a block behind the newest
 
@@ -90,7 +90,7 @@ class PagedRings:
         return pages, positions % self.page_tokens
 
 
-class PagedRing(RingSpan):
+class PagedRing(Ring):
     """The ring of one sequence; it is empty again when another sequence had its slot.
 
     Args:
@@ -112,15 +112,11 @@ class PagedRing(RingSpan):
         return slot
 
     def export(self) -> bytes:
-        """Return what is held, as `load` takes it."""
+        """See `Ring`."""
         return self._rings.read(self.claim(), self.start, self.end)
 
     def load(self, state: bytes) -> None:
-        """Replace everything by what `export` returned.
-
-        Raises:
-            ValueError: It is of another drafter, or cut.
-        """
+        """See `Ring`."""
         start, end = self._rings.write(self.claim(), state)
         self.restart(start)
         self.advance(end - start)

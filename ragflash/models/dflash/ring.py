@@ -1,6 +1,7 @@
 """Keys and values of the newest tokens of a sequence, in every layer of a drafter."""
 
 import struct
+from abc import ABC, abstractmethod
 
 import torch
 
@@ -11,8 +12,8 @@ _MAGIC = b"DFLASHKV"
 _DTYPES = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2}
 
 
-class RingSpan:
-    """The positions whose tokens a ring holds.
+class Ring(ABC):
+    """The newest tokens of a sequence: which positions are held; subclasses know where.
 
     Args:
         num_tokens: Most of them.
@@ -57,8 +58,20 @@ class RingSpan:
         """Forget everything; the next token is that of a position."""
         self._start = self._end = position
 
+    @abstractmethod
+    def export(self) -> bytes:
+        """Return what is held, as `load` takes it."""
 
-class KVRing(RingSpan):
+    @abstractmethod
+    def load(self, state: bytes) -> None:
+        """Replace everything by what `export` returned, the newest part where this is smaller.
+
+        Raises:
+            ValueError: It is of another drafter or dtype, or cut.
+        """
+
+
+class KVRing(Ring):
     """A token's place is its position modulo the size, so that nothing is ever moved.
 
     Args:
@@ -106,17 +119,13 @@ class KVRing(RingSpan):
         return keys, others
 
     def export(self) -> bytes:
-        """Return what is held, as `load` takes it."""
+        """See `Ring`."""
         layers = range(self._values.shape[1])
         held = torch.stack([torch.stack(self.newest(layer)) for layer in layers])
         return pack_state(held, self.start)
 
     def load(self, state: bytes) -> None:
-        """Replace everything by what `export` returned, the newest part where this is smaller.
-
-        Raises:
-            ValueError: It is of another drafter or dtype, or cut.
-        """
+        """See `Ring`."""
         _, num_layers, _, num_heads, head_dim = self._values.shape
         start, held = unpack_state(state, (num_layers, num_heads, head_dim), self._values.dtype)
         self.restart(start)
